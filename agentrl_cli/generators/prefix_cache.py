@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 NO_LIMIT = 2**62  # tokens
@@ -226,8 +226,9 @@ class PrefixCache:
         self.free.extend(range(size + more - 1, size - 1, -1))
         self.hashes = np.concatenate([self.hashes, np.zeros(more, np.uint64)])
         self.last_used = np.concatenate([self.last_used, np.zeros(more, np.int64)])
-        for i, (keys, values) in enumerate(self.pool):
-            self.pool[i] = (_longer(keys, more), _longer(values, more))
+        for i, pair in enumerate(self.pool):
+            keys, values = (nn.functional.pad(part, (0, 0, 0, more)) for part in pair)
+            self.pool[i] = (keys, values)
 
     def _shrink(self, size: int) -> None:
         """Keep `size` slots, which must hold everything that is stored."""
@@ -247,7 +248,3 @@ class PrefixCache:
             return table
         extra = self.random.integers(1, 2**64, max(size, 4096) - len(table), dtype=np.uint64)
         return np.concatenate([table, extra])
-
-
-def _longer(part: Tensor, more: int) -> Tensor:
-    return torch.cat([part, part.new_zeros(len(part), more, part.shape[2])], 1)

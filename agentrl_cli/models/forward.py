@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -185,7 +186,7 @@ def read_in_chunks(
     given in chunks. The logits of several chunks are recomputed in the backward pass."""
     if len(states) == 1:
         return _read_chunk(head, entropy_gradient, states[0], targets[0])
-    options = {"use_reentrant": False, "preserve_rng_state": False}
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [
         checkpoint(_read_chunk, head, entropy_gradient, *pair, **options)
         for pair in zip(states, targets, strict=True)
@@ -197,9 +198,13 @@ def _read_chunk(
     head: nn.Module, entropy_gradient: bool, states: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     logprobs = head(states).float().log_softmax(-1)  # [N, vocabulary]
+    if entropy_gradient:
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
     chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        return chosen, -(logprobs.exp() * logprobs).sum(-1)
+    if not entropy_gradient:  # last, because a recomputation ends before it
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return chosen, entropy  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def causal_lm(module: Module) -> PreTrainedModel:
@@ -232,7 +237,7 @@ class Passes:
 
 
 class ModelForward(nn.Module):
-    """A body and a head as one module, which sharding can wrap. Call `read`."""
+    """A body and a head as one module, which sharding can wrap. Call `compute`."""
 
     def __init__(
         self,

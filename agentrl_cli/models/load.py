@@ -201,7 +201,7 @@ def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
     )
     model: PeftModel | None = None
-    options = {"autocast_adapter_dtype": False}  # peft would compute in float32
+    options: dict[str, Any] = {"autocast_adapter_dtype": False}  # peft would compute in float32
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
         for name in names:

@@ -7,7 +7,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +143,37 @@ class ModelSet:
 
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
-        """Let this rank call `module(name)` alone. With sharded weights, all ranks must enter."""
-        with _gathered(self._forwards[name]) if self.ranks.sharded else nullcontext():
+        """Gather the weights of `name` if they are sharded, so that this rank can call its module
+        alone. All ranks must enter."""
+        parts = _sharded_parts(self._forwards[name])
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
             yield
+        finally:
+            for part in parts:
+                part.reshard()
+                part.set_reshard_after_forward(True, recurse=False)
+            if parts:
+                parts[0].reset_iter_state()  # no backward pass resets it
 
     def shard(self, device: torch.device, compute: torch.dtype | None) -> None:
-        """Shard every model over all ranks; `device` is this rank's. Passes compute in `compute`
-        (None: the weights' dtype)."""
+        """Shard every model over all ranks, layer by layer; `device` is this rank's. Passes compute
+        in `compute` (None: the weights' dtype). Gradients are summed over ranks in float32."""
         self.device = device
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
         for model_forward in self._forwards.values():
-            _shard(model_forward, device, compute)
+            parts = model_forward.modules()
+            layers = [part for part in parts if isinstance(part, GradientCheckpointingLayer)]
+            for part in (*layers, model_forward):  # the root too
+                fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+            for part in _sharded_parts(model_forward):  # a sum: the learner divides
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+            with torch.no_grad():  # the first pass makes it the root
+                model_forward.compute(collate([Sample([0, 0], [0, 1])]).to(device))
 
     def head(self, name: str) -> nn.Module | None:
         """Return the head of `name`, or None."""
@@ -346,40 +367,6 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
 
 
 # sharded weights: each rank holds a part of every tensor
-
-
-def _shard(model_forward: ModelForward, device: torch.device, compute: torch.dtype | None) -> None:
-    """Shard the model over all ranks, on `device`, layer by layer. Passes compute in `compute`
-    (None: the weights' dtype). Gradients are summed over ranks in float32."""
-    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    layers = [
-        part for part in model_forward.modules() if isinstance(part, GradientCheckpointingLayer)
-    ]
-    for part in (*layers, model_forward):  # the root too
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    for part in _sharded_parts(model_forward):  # a sum: the learner divides
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-    with torch.no_grad():  # the first pass makes it the root
-        model_forward.compute(collate([Sample([0, 0], [0, 1])]).to(device))
-
-
-@contextmanager
-def _gathered(model_forward: ModelForward) -> Iterator[None]:
-    """Gather the whole weights on every rank, which then may call the body alone. All ranks must
-    enter."""
-    parts = _sharded_parts(model_forward)
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(True, recurse=False)
-        parts[0].reset_iter_state()  # no backward pass resets it
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -347,9 +347,10 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 def packing_gap(model: PreTrainedModel, critic_prompt: list[int]) -> float:
     """Return the largest difference in nats between packed and separate next-token log-probs, at
     all tokens of a row of random tokens with the critic prompt after each part."""
+    head: Any = model.get_output_embeddings()
 
     def logprobs(hidden: Tensor) -> Tensor:
-        return model.get_output_embeddings()(hidden).float().log_softmax(-1)
+        return head(hidden).float().log_softmax(-1)
 
     words, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     parts = torch.randint(words, (CHECKED_PARTS, CHECKED_TOKENS), generator=generator).tolist()

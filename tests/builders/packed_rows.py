@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +38,14 @@ SIZES = {
 }  # fmt: skip
 
 
-def random_model(family: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES[family]))
+FAMILIES = tuple(SIZES)
 
 
-FAMILIES = {name: partial(random_model, name) for name in SIZES}
+def random_model(family: str, sizes: dict[str, Any] | None = None) -> Any:
+    config = AutoConfig.for_model(family, **(sizes or SIZES[family]))
+    return AutoModelForCausalLM.from_config(config)
+
+
 PROMPT = [80, 81, 82]
 LAYOUTS = ("visible_first", "interleaved")  # that train on any device
 
@@ -49,7 +53,7 @@ LAYOUTS = ("visible_first", "interleaved")  # that train on any device
 @cache
 def fresh(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
+    model = random_model(family).eval()
     assert isinstance(model, PreTrainedModel)
     return model
 

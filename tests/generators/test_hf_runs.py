@@ -53,16 +53,6 @@ def test_folder_model_trains_and_resumes_exactly(
     assert any(not first[key].equal(last[key]) for key in first)
 
 
-def test_gradient_checkpointing_does_not_change_losses(model_folder: Path, tmp_path: Path):
-    plain, checked = (
-        run_of(model_folder, tmp_path, "grpo", name, *more)
-        for name, more in (("plain", [KEPT]), ("checked", []))
-    )
-    assert facts(plain)["episodes"] == facts(checked)["episodes"]
-    losses = [[row.get("policy/loss") for row in run.metrics()] for run in (plain, checked)]
-    assert losses[0] == pytest.approx(losses[1], nan_ok=True)
-
-
 def test_adapters_start_another_run(model_folder: Path, tmp_path: Path):
     rank = "model.lora.rank=4"
     first = run_of(model_folder, tmp_path, "grpo", "first", rank)

@@ -162,22 +162,6 @@ def test_cached_hidden_states_equal_the_trainers(model_folder: Path):
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
 
 
-def test_critic_prompts_do_not_change_generation(model_folder: Path):
-    algo, models = self_ac(model_folder)
-    generator = HFGenerator(Weights(models), max_batch=4, cache_tokens=1000)
-    algo.context.generator = generator
-    fresh = HFGenerator(Weights(models), max_batch=4, cache_tokens=1000)
-    sampling = Sampling(max_tokens=6, temperature=1.0, stop_ids=())
-    prompts = [[5, 6, 7], [5, 6, 7, 8]]
-    algo.state_values(prompts)
-    for (one,), (other,) in zip(
-        generator.generate(prompts, [1, 2], sampling),
-        fresh.generate(prompts, [1, 2], sampling), strict=True,
-    ):  # fmt: skip
-        assert one.ids == other.ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
 def test_too_long_state_is_refused(model_folder: Path):
     algo, models = self_ac(model_folder)
     room = models.module("policy").config.max_position_embeddings - len(algo.critic_prompt_ids)

@@ -382,12 +382,3 @@ def test_router_gives_equal_shares():
     router.route([episode(0, 1)], "policy")
     chosen = router.route([[*episode(0, 2), i] for i in range(4)], "policy")
     assert sorted(chosen) == [0, 0, 1, 1]
-
-
-def test_router_separates_models_and_forgets():
-    router = PrefixRouter(2)
-    (first, second) = router.route([episode(0, 1), episode(1, 1)], "policy")
-    assert first != second
-    assert router.route([episode(1, 1)], "target") == [0]
-    router.clear()
-    assert router.route([episode(1, 2), episode(0, 2)], "policy") == [0, 1]

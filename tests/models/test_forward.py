@@ -23,13 +23,8 @@ from agentrl_cli.models.forward import (
     vocabulary_head,
 )
 from agentrl_cli.models.model_set import ModelSet
-from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
+from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def naive_logprobs(module, ids):
@@ -38,8 +33,8 @@ def naive_logprobs(module, ids):
     return [0.0] + [logits[t - 1, ids[t]].item() for t in range(1, len(ids))]
 
 
-def test_logprobs_equal_those_of_transformers(folder):
-    module = build(folder).module("policy")
+def test_logprobs_equal_those_of_transformers(model_folder):
+    module = build(model_folder).module("policy")
     found = token_logprobs(ModelForward(module, passes=Passes(ids=8)), SAMPLES)
     for sample, row in zip(SAMPLES, found, strict=True):
         plain = naive_logprobs(module, sample.ids)
@@ -47,15 +42,15 @@ def test_logprobs_equal_those_of_transformers(folder):
         assert row == pytest.approx(expected, abs=1e-5)
 
 
-def test_padding_reaches_no_trained_token(folder):
-    module = build(folder).module("policy")
+def test_padding_reaches_no_trained_token(model_folder):
+    module = build(model_folder).module("policy")
     zero, other = forward(module, collate(SAMPLES)), forward(module, collate(SAMPLES, pad_id=77))
     assert torch.equal(zero.logprobs, other.logprobs)
     assert torch.equal(zero.entropy, other.entropy)
 
 
-def test_entropy_and_its_gradient(folder, monkeypatch):
-    module = build(folder).module("policy")
+def test_entropy_and_its_gradient(model_folder, monkeypatch):
+    module = build(model_folder).module("policy")
     found = []
     for chunk in (2**26, 2 * module.config.vocab_size):  # whole, and two rows at once
         monkeypatch.setattr(module_of_forward, "LOGITS_AT_ONCE", chunk)
@@ -72,8 +67,8 @@ def test_entropy_and_its_gradient(folder, monkeypatch):
     module.zero_grad()
 
 
-def test_logits_exist_a_chunk_at_a_time(folder, monkeypatch):
-    module = build(folder).module("policy")
+def test_logits_exist_a_chunk_at_a_time(model_folder, monkeypatch):
+    module = build(model_folder).module("policy")
     seen = []
     head = vocabulary_head(causal_lm(module))
     head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
@@ -85,9 +80,9 @@ def test_logits_exist_a_chunk_at_a_time(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_checkpointing_changes_no_gradient(folder, lora):
-    plain = build(folder, lora).module("policy")
-    saved = ModelSet(model_config(folder, lora=lora, checkpointing=True), SPECS, "cpu", 0)
+def test_checkpointing_changes_no_gradient(model_folder, lora):
+    plain = build(model_folder, lora).module("policy")
+    saved = ModelSet(model_config(model_folder, lora=lora, checkpointing=True), SPECS, "cpu", 0)
     grads = []
     for module in (plain, saved.module("policy")):
         forward(module, collate(SAMPLES)).logprobs.sum().backward()
@@ -98,8 +93,8 @@ def test_checkpointing_changes_no_gradient(folder, lora):
     assert cache.past_key_values.get_seq_length() == 2
 
 
-def test_value_reads_no_later_token(folder):
-    models = build(folder)
+def test_value_reads_no_later_token(model_folder):
+    models = build(model_folder)
     disturb(models, "critic")
     ids = [[5, 6, 7, 8], [5, 6, 9, 8]]
     batch = collate([Sample(row, [0, 0, 0, 0]) for row in ids])

@@ -14,19 +14,14 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import TINY
 from agentrl_cli.models.model_set import ModelSet
-from tests.builders.models import LORA, SPECS, build, model_config, write_model
+from tests.builders.models import LORA, SPECS, build, model_config
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
 EMBEDDED = ("arithmetic", "tau_mini", "twentyq", "wiki")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-def test_bfloat16_weights_are_upcast_exactly(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "half")
+def test_bfloat16_weights_are_upcast_exactly(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "half")
     path = tmp_path / "half" / "model.safetensors"
     half = {key: w.bfloat16() for key, w in load_file(path).items()}
     save_file(half, path, {"format": "pt"})
@@ -35,15 +30,15 @@ def test_bfloat16_weights_are_upcast_exactly(folder, tmp_path):
     assert all(torch.equal(weights[key], w.float()) for key, w in half.items())
 
 
-def test_auto_dtype_on_cpu(folder):
-    models = build(folder, dtype="auto")
+def test_auto_dtype_on_cpu(model_folder):
+    models = build(model_folder, dtype="auto")
     assert next(iter(models.weights("policy").values())).dtype == torch.float32
 
 
-def broken(folder, tmp_path, change):
-    """A copy of the model folder after `change(path)`."""
+def broken(model_folder, tmp_path, change):
+    """A copy of the model model_folder after `change(path)`."""
     path = tmp_path / "broken"
-    shutil.copytree(folder, path)
+    shutil.copytree(model_folder, path)
     change(path)
     return path
 
@@ -91,8 +86,8 @@ def swap(path):
         (swap, "other-architecture"),
     ],
 )
-def test_invalid_weights_are_refused(folder, tmp_path, change, code):
-    refuse(broken(folder, tmp_path, change), code)
+def test_invalid_weights_are_refused(model_folder, tmp_path, change, code):
+    refuse(broken(model_folder, tmp_path, change), code)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +104,8 @@ def test_invalid_weights_are_refused(folder, tmp_path, change, code):
         ("generation_config.json", "[]"),
     ],
 )
-def test_malformed_files_are_refused(folder, tmp_path, name, text):
-    path = broken(folder, tmp_path, lambda path: (path / name).write_text(text))
+def test_malformed_files_are_refused(model_folder, tmp_path, name, text):
+    path = broken(model_folder, tmp_path, lambda path: (path / name).write_text(text))
     refuse(path, "unreadable-model")
 
 
@@ -130,13 +125,13 @@ def test_capped_logits_are_refused(tmp_path):
     refuse(tmp_path, "capped-logits", attention="eager")
 
 
-def test_unknown_options_are_refused(folder, tmp_path):
+def test_unknown_options_are_refused(model_folder, tmp_path):
     refuse(tmp_path / "nowhere", "missing-file")
     refuse("tiny", "unknown-option", weights="nowhere")
-    refuse(folder, "unknown-option", dtype="int3")
-    refuse(folder, "unreadable-model", attention="nonsense")
+    refuse(model_folder, "unknown-option", dtype="int3")
+    refuse(model_folder, "unreadable-model", attention="nonsense")
     lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])
-    refuse(folder, "no-lora-target", lora=lora)
+    refuse(model_folder, "no-lora-target", lora=lora)
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -161,9 +156,9 @@ def test_seed_determines_random_weights():
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_adapter_of_other_rank_is_refused(folder, tmp_path):
-    build(folder, LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])).save(tmp_path)
-    fresh = build(folder, LORA)
+def test_adapter_of_other_rank_is_refused(model_folder, tmp_path):
+    build(model_folder, LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])).save(tmp_path)
+    fresh = build(model_folder, LORA)
     before = fresh.fingerprint("policy")
     with pytest.raises(UserError) as caught:
         fresh.load(tmp_path)

@@ -10,33 +10,38 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch.nn.attention import flex_attention
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agentrl_cli.algos.self_ac.packing import pack_episode
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import packed_attention
-from agentrl_cli.models.forward import collate, forward
+from agentrl_cli.models.forward import causal_lm, collate, forward
 from agentrl_cli.models.packed_attention import (
     block_mask,
     enable_packing,
-    hidden_states,
     packing_gap,
     positions,
     predecessors,
     split_into_blocks,
+    twin,
     visibility,
 )
 from tests.builders.packed_rows import (
+    ALIKE,
     FAMILIES,
     LAYOUTS,
+    MIXTRAL,
     PROMPT,
+    USUAL,
     alone,
     cached_values,
     head_of,
     largest_gap,
     model_of,
+    random_model,
     read,
     row,
 )
@@ -175,44 +180,6 @@ def test_value_read_too_early_is_noticed(state: int):
     assert value_gap(sample) > 0.05
 
 
-def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states [L, width] of one packed sample, and its labels."""
-    labels = torch.tensor([sample.per_token["branch"]])
-    ids, length = torch.tensor([sample.ids]), torch.tensor([len(sample.ids)])
-    with torch.no_grad():
-        return hidden_states(model, ids, labels, length)[0], labels[0]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_shadows_do_not_change_visible_states(layout: str):
-    model = model_of("llama", layout)
-    hidden, labels = states(model, THREE.sample())
-    bare = Sample(THREE.state(3), [], {"branch": [0.0] * len(THREE.state(3))})
-    assert torch.allclose(hidden[labels == 0], states(model, bare)[0], atol=EXACT)
-    plain = model.base_model(input_ids=torch.tensor([THREE.state(3)]), use_cache=False)
-    assert torch.allclose(states(model, bare)[0], plain.last_hidden_state[0], atol=EXACT)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_edited_shadow_changes_itself_only(layout: str):
-    model, sample = model_of("llama", layout), THREE.sample()
-    before, labels = states(model, sample)
-    sample.ids[sample.per_token["branch"].index(2.0)] = 5
-    after, _ = states(model, sample)
-    assert torch.equal(before[labels != 2], after[labels != 2])
-    assert not torch.allclose(before[labels == 2], after[labels == 2], atol=1e-2)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_edited_action_changes_later_values_only(layout: str):
-    model, edited = model_of("llama", layout), row((6, 3), (2, 4), (0, 2))
-    edited.turns[1][1][0] = 1
-    with torch.no_grad():
-        (_, before), (_, after) = (read(model, HEAD, [one])[0] for one in (THREE, edited))
-    assert torch.equal(before[:2], after[:2])
-    assert ((before[2:] - after[2:]).abs() > 1e-3).all()
-
-
 def test_positions_of_the_slides_example():
     labels = torch.tensor([[0] * 10 + [1] * 19 + [0] * 4 + [2] * 19 + [0] * 3])
     found = positions(labels, torch.tensor([53]))[0].tolist()
@@ -253,6 +220,105 @@ def test_predecessor_is_in_its_shadow_or_visible():
         [-1, 0, 1, 2, 1, 4, 1, 6, 7, 7],
         [-1, 0, 0, 2, 3, 4, 2, 2, 7, 8],
     ]
+
+
+# which models may read packed rows, and that nothing else about them changes
+
+
+def test_other_passes_use_torch_attention_bit_for_bit():
+    ids = torch.tensor([[0, 0, 5, 6, 7], [3, 4, 5, 6, 7]])
+    inside = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    longer = torch.cat([inside, torch.ones(2, 1, dtype=torch.long)], 1)
+    found = []
+    for layout, grad in (
+        ("interleaved", "full"), ("visible_first", "full"), ("visible_first", "detach_prefix"),
+    ):  # fmt: skip
+        model: Any = model_of("qwen2", layout, grad)
+        with torch.no_grad():
+            first = model(input_ids=ids, attention_mask=inside, use_cache=True)
+            cache = first.past_key_values
+            then = model(input_ids=ids[:, :1] + 1, attention_mask=longer, past_key_values=cache)
+            found.append(torch.cat([first.logits, then.logits, model(input_ids=ids).logits], 1))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+REFUSED = {
+    "mistral": USUAL | {"sliding_window": 8},
+    "qwen2": USUAL | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "falcon": ALIKE | {"alibi": True},  # distances in place of positions
+    "mixtral": MIXTRAL | {"output_router_logits": True},  # a balancing loss
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_models_without_full_attention_are_refused(family: str):
+    model = random_model(family, REFUSED[family]).eval()
+    with pytest.raises(UserError, match=family) as caught:
+        enable_packing(model, PROMPT, "visible_first", "full")
+    assert caught.value.code == "not-packable"
+
+
+def test_unpackable_attention_and_layouts_are_refused():
+    model = model_of("qwen2")
+    model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="eager") as caught:
+        enable_packing(model, PROMPT, "visible_first", "full")
+    assert caught.value.code == "not-packable"
+    with pytest.raises(ValueError, match="'eager'"):
+        forward(model, collate([row((6, 3), (2, 4)).sample()]))
+    for layout, grad in (
+        ("interleaved", "detach_prefix"), ("flex", "full"), ("flex", "detach_prefix"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as caught:  # flex needs CUDA
+            enable_packing(model_of("qwen2"), PROMPT, layout, grad)  # pyright: ignore[reportArgumentType]
+        assert caught.value.code == "bad-layout"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_the_check(family: str):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = random_model(family).eval()
+        enable_packing(model, PROMPT, "visible_first", "full")
+        assert packing_gap(model, PROMPT) < 1e-5
+        enable_packing(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
+
+
+class Positionless(Qwen2ForCausalLM):
+    """Counts its positions by itself, whatever it is given."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__(config)
+        rotary = self.model.rotary_emb.forward
+
+        def counted(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            return rotary(x, torch.arange(x.shape[1])[None].expand_as(position_ids))
+
+        self.model.rotary_emb.forward = counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wrong_attention_is_refused_in_any_dtype(dtype: torch.dtype):
+    model = Positionless(Qwen2Config(**USUAL)).eval().to(dtype)  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():  # its own predictions hide it: all words are alike
+        model.lm_head.weight.zero_()
+    assert packing_gap(model, PROMPT) == 0
+    with pytest.raises(UserError, match="nats"):
+        enable_packing(model, PROMPT, "visible_first", "full")
+
+
+def test_twin_is_small_and_keeps_random_state():
+    sizes = USUAL | {"num_hidden_layers": 5, "tie_word_embeddings": True}
+    model = random_model("qwen2", sizes).eval().bfloat16()
+    model.set_attn_implementation("agentrl_branch")
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    before = torch.get_rng_state()
+    made: Any = twin(causal_lm(adapted))  # pyright: ignore[reportArgumentType]
+    assert torch.get_rng_state().equal(before)
+    assert type(made) is Qwen2ForCausalLM and made.dtype == torch.float32
+    assert made.config.num_hidden_layers == 2 and model.config.num_hidden_layers == 5
+    assert made.config._attn_implementation == "agentrl_branch"
+    assert not any("lora" in name for name, _ in made.named_parameters())
 
 
 # gradients
@@ -370,7 +436,7 @@ def test_wrong_flex_rule_is_noticed(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_flex_gradients_equal_dense_on_cuda():
-    model, head = FAMILIES["qwen2"]().eval().cuda(), head_of().cuda()
+    model, head = random_model("qwen2").eval().cuda(), head_of().cuda()
     batch = collate([one.sample() for one in ROWS]).to(torch.device("cuda"))
     grads = []
     for layout in ("interleaved", "flex"):
