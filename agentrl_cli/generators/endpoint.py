@@ -39,7 +39,7 @@ LOCK = Lock()  # to make the client and the event loop, and to store an answer
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
 BYTES = 256  # smaller token ids are the bytes of a text
-Rows = list[dict[str, str]]  # messages as JSON
+Rows = list[Any]  # messages as JSON
 
 
 @lru_cache(maxsize=1)
@@ -285,7 +285,7 @@ class LocalChat:
 
         with TORCH_LOCK:
             model, tokenizer = _local_model(self.path, self.device)
-        rows: Any = _rows(messages)
+        rows = _rows(messages)
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(str(text), return_tensors="pt", add_special_tokens=False)
         prompt = prompt.to(model.device)
