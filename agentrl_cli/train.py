@@ -22,7 +22,7 @@ from agentrl_cli.core.launch import LAUNCH
 from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
-from agentrl_cli.rollout.env_threads import abandoned_threads
+from agentrl_cli.rollout.play import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.build import Parts

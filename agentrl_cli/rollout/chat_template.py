@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.rollout.env_threads import CallThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,15 +37,6 @@ ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
 OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; they are marked if a text holds them
 MARKS = re.compile(f"[{OPEN}{CLOSE}]")
 MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # plain text in hex
-
-
-class Frame(NamedTuple):
-    """A template's text around an answer: the whole `text`, the prefix of the answer, and the id of
-    the closing token."""
-
-    text: str
-    answer_prefix: str
-    end_of_turn: int
 
 
 class Chat:
@@ -69,16 +61,14 @@ class Chat:
         self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
         self._plain = lru_cache(CACHED_ENCODINGS)(self._encode_plain)
-        frame = _in_time(self._frame)
-        self._in_answer = _any_of(self._special | set(self._in_text.findall(frame.text)))
-        self.answer_prefix, self.end_of_turn = frame.answer_prefix, frame.end_of_turn
+        text, self.answer_prefix, self.end_of_turn = _in_time(self._frame)
+        self._in_answer = _any_of(self._special | set(self._in_text.findall(text)))
         eos: Any = tokenizer.eos_token_id
         ends = [self.end_of_turn] if eos is None else [self.end_of_turn, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of the template."""
         text = json.dumps(self.tokenizer.chat_template, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -193,24 +183,21 @@ class Chat:
                 played += [Message("assistant", answer), Message(role, f"After {len(ids)}.")]
                 action = self.encode_action(answer)
                 ids = ids + action + self.extend(played[-1:], action[-1], tools)
-                self._compare(self.start(played, tools), ids)
+                whole = self.start(played, tools)
+                if whole != ids:
+                    pairs = enumerate(zip(whole, ids, strict=False))
+                    end = min(len(whole), len(ids))
+                    at = next((i for i, (one, other) in pairs if one != other), end)
+                    show = self.tokenizer.convert_ids_to_tokens
+                    line = f"the chat template would corrupt training: at token {at} the whole"
+                    line += f" dialogue has {show(whole[at : at + 6])} where its turns have"
+                    line += f" {show(ids[at : at + 6])}; use a template that only appends to a"
+                    message = f"{line} dialogue, as model.chat_template=qwen3"
+                    raise UserError(message, code="unstable-template")
 
-    def _compare(self, rendered: list[int], ids: list[int]) -> None:
-        if rendered == ids:
-            return
-        pairs = enumerate(zip(rendered, ids, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(ids)))
-        raise UserError(
-            f"the chat template would corrupt training: at token {at} the whole dialogue has "
-            f"{self._show(rendered[at:])} where its turns have {self._show(ids[at:])}; "
-            "use a template that only appends to a dialogue, as model.chat_template=qwen3",
-            code="unstable-template",
-        )
-
-    def _show(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(list(ids[:6])))
-
-    def _frame(self) -> Frame:
+    def _frame(self) -> tuple[str, str, int]:
+        """Return the template's text around an answer, the prefix of the answer, and the id of the
+        closing token."""
         answered = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *ANCHOR), "", False)
         before, _, after = answered.partition(SENTINEL)
         header = self._render(ANCHOR, "", True)
@@ -223,7 +210,7 @@ class Chat:
             line = f"ends an answer with {after[:20]!r}, which is not a special token"
             remedy = "use a template that closes an answer with a special token"
             raise UserError(f"the chat template {line}; {remedy}", code="unsupported-template")
-        return Frame(answered, before[len(header) :], closing)
+        return answered, before[len(header) :], closing
 
     def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
         return self._encode(self._render(key, tools, True))
@@ -289,17 +276,20 @@ class Chat:
 
 def _in_time(call: Callable[[], Result]) -> Result:
     """Return what the call returns. Raises UserError if the template takes too long."""
-    thread = CallThread()
+    result = Future[Result]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
     try:
-        outcome = thread.submit(call).result(TEMPLATE_SECONDS)
+        return result.result(TEMPLATE_SECONDS)
     except TimeoutError:
-        thread.abandon(TEMPLATE_SECONDS)
         line = f"the chat template takes more than {TEMPLATE_SECONDS:g} s for a short dialogue"
         raise UserError(f"{line}; use another one", code="slow-template") from None
-    thread.close()
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value
 
 
 def _key(messages: Sequence[Message]) -> Key:
@@ -310,10 +300,8 @@ def _dump(rows: Sequence[dict[str, Any]]) -> str:
     try:
         return json.dumps(list(rows)) if rows else ""
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"an environment's tools or calls are not JSON ({error}); use plain values",
-            code="invalid-tools",
-        ) from None
+        line = f"an environment's tools or calls are not JSON ({error}); use plain values"
+        raise UserError(line, code="invalid-tools") from None
 
 
 def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:

@@ -11,16 +11,17 @@ from typing import Any
 
 from agentrl_cli.core.errors import LostActor
 from agentrl_cli.core.types import Episode
-from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer, Part
+from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer
+from agentrl_cli.rollout.collector import PlayRequest
 
 
-def never(part: Part) -> bool:
+def never(part: PlayRequest) -> bool:
     """No part is lost."""
     return False
 
 
 @dataclass
-class ThreadActor(Actor):
+class ThreadActor:
     cluster: ThreadCluster
     make_player: MakePlayer
     player: Any = None
@@ -29,14 +30,14 @@ class ThreadActor(Actor):
     def wait_until_ready(self) -> None:
         self.player = self.player or self.make_player()
 
-    def play(self, part: Part) -> list[Episode]:
+    def play(self, request: PlayRequest, version: int, weights: Any) -> list[Episode]:
         self.wait_until_ready()
-        if self.version != part.version:
-            self.version = part.version
-            self.player.load(self.version, part.weights)
-        if self.cluster.loses(part):
+        if self.version != version:
+            self.version = version
+            self.player.load(version, weights)
+        if self.cluster.loses(request):
             raise LostActor("a rollout actor was lost (it was killed)")
-        return self.player.play(part.starts, part.sampling, part.max_failure_rate)
+        return self.player.play(request.starts, request.sampling, request.max_failure_rate)
 
     def stop(self) -> None:
         self.player = None
@@ -44,7 +45,7 @@ class ThreadActor(Actor):
 
 @dataclass(kw_only=True)
 class ThreadCluster(Cluster):
-    loses: Callable[[Part], bool] = field(default_factory=lambda: never, init=False)
+    loses: Callable[[PlayRequest], bool] = field(default_factory=lambda: never, init=False)
     launched: int = field(default=0, init=False)
     shared: list[bytes] = field(default_factory=list, init=False)
     is_closed: bool = field(default=False, init=False)

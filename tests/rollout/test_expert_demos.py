@@ -12,7 +12,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
-from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
+from agentrl_cli.rollout.demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
 from tests.fakes.coin import CoinEnv
 

@@ -21,7 +21,7 @@ from agentrl_cli.algos.stepagent.algorithm import (
 )
 from agentrl_cli.algos.stepagent.inverse import labelled_actions
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.rollout.expert_demos import expert_episodes
+from agentrl_cli.rollout.demos import expert_episodes
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 from tests.builders.stepagent import OTHER, SHOWN, implicit, inverse, shown
 
