@@ -53,10 +53,13 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._special, self._added = _token_names(tokenizer)
-        found: Any = tokenizer.convert_tokens_to_ids(sorted(self._added))
+        tokens = tokenizer.added_tokens_decoder.values()
+        self._special = {*tokenizer.all_special_tokens, *(str(t) for t in tokens if t.special)}
+        # every text may contain white space, which Gemma adds as tokens
+        added = {name for name in self._special | set(map(str, tokens)) if name.strip()}
+        found: Any = tokenizer.convert_tokens_to_ids(sorted(added))
         self._token_ids = set[int](found)
-        self._in_text = self._in_answer = _any_of(self._added)
+        self._in_text = self._in_answer = _any_of(added)
         self._start = lru_cache(CACHED_ENCODINGS)(self._start_ids)
         self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
@@ -99,8 +102,7 @@ class Chat:
 
     @cached_property
     def has_later_system_turns(self) -> bool:
-        """Whether the template shows a system message after an answer as such; some refuse it, drop
-        it, or show it as a user message."""
+        """Whether the template shows a system message after an answer as such."""
         try:
             played = (*ANCHOR, ("assistant", ANSWERS[0], ""))
             shown = self._render((*played, ("system", SENTINEL, "")), "", True)
@@ -243,8 +245,7 @@ class Chat:
         half = len(text) // 2
         return self._encode_plain(text[:half]) + self._encode_plain(text[half:])
 
-    def _encode_part(self, text: str, *, split_special_tokens: bool) -> Ids:
-        options: dict[str, Any] = {"split_special_tokens": split_special_tokens}
+    def _encode_part(self, text: str, **options: Any) -> Ids:
         return self.tokenizer.encode(text, add_special_tokens=False, **options)
 
     def _render(self, key: Key, tools: str, prompt: bool) -> str:
@@ -304,21 +305,11 @@ def _dump(rows: Sequence[dict[str, Any]]) -> str:
         raise UserError(line, code="invalid-tools") from None
 
 
-def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:
-    """Return the names of special tokens, and of all added tokens except white space, which every
-    text may contain (Gemma adds paragraphs as tokens)."""
-    added = tokenizer.added_tokens_decoder.values()
-    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-    names = special | {str(token) for token in added}
-    return special, {name for name in names if name.strip()}
-
-
 def _any_of(names: set[str]) -> re.Pattern[str]:
     """Return a pattern of the names, longest first, and of the marking characters. A lookahead on
     first characters keeps it fast for thousands of names."""
-    names = {*names, OPEN, CLOSE}
-    first = "".join(sorted({re.escape(name[0]) for name in names}))
-    longest_first = sorted(names, key=lambda name: (-len(name), name))
+    longest_first = sorted({*names, OPEN, CLOSE}, key=lambda name: (-len(name), name))
+    first = "".join(sorted({re.escape(name[0]) for name in longest_first}))
     return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
 
 

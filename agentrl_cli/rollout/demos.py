@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -199,7 +199,7 @@ def _message(row: dict[str, Any]) -> Message:
     return Message(role, content)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Return whether it is a string without lone surrogates, which JSON can contain."""
     return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
 

@@ -69,20 +69,11 @@ class EpisodeStart:
 
 
 def play(
-    starts: list[EpisodeStart],
-    make_env: Callable[[], Env],
-    chat: Chat,
-    generator: Generator,
-    sampling: Sampling,
-    *,
-    max_seq_len: int,
-    version: int = 0,
-    max_failure_rate: float = 1.0,
-    env_timeout: float | None = None,
-    workers: int = 1,
-    max_concurrent_episodes: int | None = None,
+    starts: list[EpisodeStart], make_env: Callable[[], Env], chat: Chat, generator: Generator,
+    sampling: Sampling, *, max_seq_len: int, version: int = 0, max_failure_rate: float = 1.0,
+    env_timeout: float | None = None, workers: int = 1, max_concurrent_episodes: int | None = None,
     activity: Activity | None = None,
-) -> list[Episode]:
+) -> list[Episode]:  # fmt: skip
     """Play one episode for each start and return them in order.
 
     At most `max_concurrent_episodes` episodes are live (None: all), and `workers` environments run
@@ -106,9 +97,8 @@ def play(
     with closing(EnvThreads(workers, env_timeout)) as envs:
         while True:
             free = (max_concurrent_episodes or len(starts)) - len(live)
-            new = [
-                LiveEpisode(s, make_env(), chat, version, max_state) for s in islice(waiting, free)
-            ]
+            chosen = islice(waiting, free)
+            new = [LiveEpisode(start, make_env(), chat, version, max_state) for start in chosen]
             begun += [episode.record for episode in new]
             advance([(episode, episode.begin()) for episode in new])
             live = [episode for episode in live + new if not episode.ended]

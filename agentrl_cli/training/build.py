@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -342,14 +343,9 @@ def earlier_episodes(
         line = f"data.offline=true, but algo '{cfg.choices.algo}' trains its policy on new episodes"
         raise UserError(f"{line}; leave data.offline out, or use nlac", code="not-offline")
     run = find_run(data.buffer, Path(cfg.runs))
-    theirs = load(run.config_file, [])
-    if theirs.env["_target_"] != cfg.env["_target_"]:
-        ours, other = cfg.choices.env, theirs.choices.env
-        line = f"the episodes of run '{run.name}' are of env={other}, this run is of env={ours}"
-        message = f"{line}; name a data.buffer of the same environment"
-        raise UserError(message, code="other-environment")
-    if (theirs.model.path, run.meta.get("chat_template")) != (cfg.model.path, chat.fingerprint):
-        line = f"run '{run.name}' was played with {theirs.model.path}, this one is {cfg.model.path}"
+    model, template = load(run.config_file, []).model.path, run.meta.get("chat_template")
+    if (model, template) != (cfg.model.path, chat.fingerprint):
+        line = f"run '{run.name}' was played with {model}, this one is {cfg.model.path}"
         remedy = "or their templates differ; name a data.buffer of the same model"
         raise UserError(f"{line}, {remedy}", code="other-model")
     file = run.folder / BUFFER_FILE
@@ -376,14 +372,10 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         line = f"hardware.device '{name}' needs a CUDA device and none was found"
         raise UserError(f"{line}; give hardware=cpu, or hardware.device=cpu", code="no-cuda")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         line = f"hardware.device '{name}' is unknown; use cpu or cuda"
         raise UserError(line, code="unknown-device")
-    return device
+    return torch.device(name)
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:

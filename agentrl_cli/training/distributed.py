@@ -49,9 +49,10 @@ class ProcessRanks(Ranks):
         """Connect. Raises UserError if ranks or devices are missing or another engine is set."""
         for variable in OTHER_ENGINES:
             if os.environ.get(variable, "").lower() in ("true", "1"):
-                line = f"accelerate launch sets another engine ({variable})"
-                line += "; start it without, hardware=ddp or hardware=fsdp is enough"
-                raise UserError(line, code="other-engine")
+                line = f"accelerate launch sets another engine ({variable}); start it without"
+                raise UserError(
+                    f"{line}, hardware=ddp or hardware=fsdp is enough", code="other-engine"
+                )
         if device != "cpu":
             if not torch.cuda.is_available():
                 line = f"hardware '{strategy}' needs CUDA devices and none was found"
@@ -69,9 +70,9 @@ class ProcessRanks(Ranks):
         except (OSError, RuntimeError, ValueError) as error:  # a used port, a missing host
             reason = str(error).splitlines()[0]
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            line = f"the processes of this run cannot connect at {place} ({reason}); give the"
-            line += " launcher a reachable address and a free port"
-            raise UserError(line, code="no-rendezvous") from error
+            line = f"the processes of this run cannot connect at {place} ({reason})"
+            remedy = "give the launcher a reachable address and a free port"
+            raise UserError(f"{line}; {remedy}", code="no-rendezvous") from error
         self.store, self.rank, self.size = PrefixStore("agentrl", store), rank, size
         # Accelerate's CPU device has an index, which safetensors does not accept
         self.device = torch.device("cpu") if device == "cpu" else state.device

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.algos.base import Algorithm, Context, PlayOnly
 from agentrl_cli.config.compose import as_dataclass, build
@@ -18,12 +18,11 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
 from agentrl_cli.rollout.chat_template import Chat, Ids, Tools
-from agentrl_cli.training.build import validate_splits
+from agentrl_cli.training.build import Parts, validate_splits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from agentrl_cli.models.model_set import ModelSet
     from agentrl_cli.rollout.collector import Collector
 
 PATH = "endpoint"  # model.path of a model on a server
@@ -91,23 +90,9 @@ class Untrained(PlayOnly):
         return self.inner.generator(act)
 
 
-@dataclass
-class EndpointParts:
-    """The attributes of `Parts` that `evaluate` needs."""
-
-    collector: Collector
-    generator: EndpointGenerator
-    algo: Algorithm
-    chat: MessageChat
-    make_env: Any
-    eval: EvalConfig
-    play: Any
-    seed: int
-
-
-def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
-    """Build the parts. Raises UserError if the server or the model is missing, or if the
-    environment has tools or a split without tasks."""
+def assemble_endpoint(cfg: DictConfig) -> Parts:
+    """Build the parts that `evaluate` needs. Raises UserError if the server or the model is
+    missing, or if the environment has tools or a split without tasks."""
     config = as_dataclass(cfg.model, ModelConfig)
     request = config.request
     if not config.url or not config.name or request is None:
@@ -132,15 +117,18 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
     )
     settings = as_dataclass(cfg.eval, EvalConfig)
     algo: Algorithm = build(cfg.algo)
+    absent: Any = None  # what only training needs
+    context = Context(
+        chat=chat, models=absent, generator=generator, sampling=collector.sampling, seed=cfg.seed,
+        turn_delimiter=env.turn_delimiter,
+        indistinguishable_tasks=lambda episode, turn: [episode.task],
+        probe=lambda starts: collector.play(starts, collector.sampling),
+    )  # fmt: skip
     if settings.act == "refined":
-        algo.bind(Context(
-            chat=chat, models=cast("ModelSet", None), generator=generator,
-            sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
-            probe=lambda starts: collector.play(starts, collector.sampling),
-            indistinguishable_tasks=lambda episode, turn: [episode.task],
-        ))  # fmt: skip
+        algo.bind(context)
     validate_splits(settings, env)
-    return EndpointParts(
-        collector, generator, Untrained(inner=algo), chat, make_env, settings, collector.play,
-        cfg.seed,
+    return Parts(
+        collector=collector, models=absent, generator=generator, algo=Untrained(inner=algo),
+        learner=absent, buffer=absent, chat=chat, make_env=make_env, eval=settings,
+        play=collector.play, seed=cfg.seed, context=context, data=absent,
     )  # fmt: skip

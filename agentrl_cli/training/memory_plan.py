@@ -252,9 +252,8 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     """Return keys with lower values, those that save most first."""
     halved = ["hardware.microbatch_tokens", "rollout.max_seq_len"]
     halved += [f"hardware.generator.{key}" for key in ("max_batch", "cache_tokens", "cache_mib")]
-    values: dict[str, Any] = {
-        key: value // 2 for key in halved if (value := OmegaConf.select(cfg, key))
-    }
+    found = {key: OmegaConf.select(cfg, key) for key in halved}
+    values: dict[str, Any] = {key: value // 2 for key, value in found.items() if (value or 0) >= 2}
     if not cfg.model.gradient_checkpointing:
         values["model.gradient_checkpointing"] = True
     if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
@@ -264,10 +263,9 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
             values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
     for key, value in values.items():
-        if value:
-            changed = copy.deepcopy(cfg)
-            OmegaConf.update(changed, key, value, merge=False)
-            savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
+        changed = copy.deepcopy(cfg)
+        OmegaConf.update(changed, key, value, merge=False)
+        savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
     return sorted(savers, key=lambda saver: -saver.saves)
 
 

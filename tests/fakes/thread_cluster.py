@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.core.errors import LostActor
 from agentrl_cli.core.types import Episode
-from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer
+from agentrl_cli.rollout.actors import MakePlayer, RayActor, RayCluster
 from agentrl_cli.rollout.collector import PlayRequest
 
 
@@ -20,12 +20,11 @@ def never(part: PlayRequest) -> bool:
     return False
 
 
-@dataclass
-class ThreadActor:
-    cluster: ThreadCluster
-    make_player: MakePlayer
-    player: Any = None
-    version: int | None = None
+class ThreadActor(RayActor):
+    def __init__(self, cluster: ThreadCluster, make_player: MakePlayer) -> None:
+        self.cluster, self.make_player = cluster, make_player
+        self.player: Any = None
+        self.version = None
 
     def wait_until_ready(self) -> None:
         self.player = self.player or self.make_player()
@@ -44,7 +43,10 @@ class ThreadActor:
 
 
 @dataclass(kw_only=True)
-class ThreadCluster(Cluster):
+class ThreadCluster(RayCluster):
+    cpus: float = 1.0
+    address: str | None = None
+    start_timeout: float = 1.0
     loses: Callable[[PlayRequest], bool] = field(default_factory=lambda: never, init=False)
     launched: int = field(default=0, init=False)
     shared: list[bytes] = field(default_factory=list, init=False)
@@ -53,7 +55,7 @@ class ThreadCluster(Cluster):
     def connect(self, gpus: list[str]) -> None:
         assert gpus == []
 
-    def launch(self, make_player: MakePlayer) -> Actor:
+    def launch(self, make_player: MakePlayer) -> RayActor:
         self.launched += 1
         return ThreadActor(self, make_player)
 
