@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl_cli.algos.stepagent.algorithm import all_turns
+from agentrl_cli.algos.stepagent import all_turns
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from agentrl_cli.algos.self_ac.packing import pack_episode
+from agentrl_cli.algos.self_ac import pack_episode
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import packed_attention

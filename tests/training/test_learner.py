@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl_cli.algos.base import Phase, per_sample
+from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import bce, nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
@@ -147,8 +147,8 @@ def test_head_only_phase_keeps_the_body(folder, lora, dtype, head_lr):
 
 
 def critic_phase(*, head_only=False):
-    samples = critic_samples()
-    return Phase("critic", samples, bce, model="critic", units=per_sample, head_only=head_only)
+    units, samples = lambda sample: 1.0, critic_samples()
+    return Phase("critic", samples, bce, model="critic", units=units, head_only=head_only)
 
 
 def critic_samples():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.samples import LEFT_OUT_REASONS
-from agentrl_cli.algos.self_ac.packing import trained_turns
+from agentrl_cli.algos.self_ac import trained_turns
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.self_ac.packing import split_episode, split_turn, thought_ends, trained_turns
+from agentrl_cli.algos.self_ac import split_episode, split_turn, thought_ends, trained_turns
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from tests.builders.nlac import CHAT, episode

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.stepagent.inverse import (
+from agentrl_cli.algos.stepagent import (
     expert_rewards,
     labelled_actions,
     leave_one_out,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.stepagent.algorithm import (
+from agentrl_cli.algos.stepagent import (
     Attempt,
     Fragment,
     StepAgentInverse,
@@ -17,9 +17,9 @@ from agentrl_cli.algos.stepagent.algorithm import (
     attempt_fragments,
     fragment_at,
     fragments,
+    labelled_actions,
     match_metrics,
 )
-from agentrl_cli.algos.stepagent.inverse import labelled_actions
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.rollout.demos import expert_episodes
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
