@@ -26,15 +26,6 @@ def roll_in(make_env, begin, generator, **how):
     return play(begin, make_env, CHAT, generator, SAMPLING, max_seq_len=500, **how)
 
 
-def test_missing_threads_stop_the_run(monkeypatch, sampler):
-    def none() -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("agentrl_cli.rollout.play.CallThread", none)
-    with pytest.raises(RunAborted, match="max_concurrent_episodes"):
-        roll_in(EchoEnv, starts(2), sampler, workers=2)
-
-
 @dataclass(kw_only=True)
 class Meeting(EchoEnv):
     """A world that answers only when as many others are asked as the barrier wants."""

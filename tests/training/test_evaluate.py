@@ -146,12 +146,6 @@ def test_evaluation_equals_end_of_training(run: Run):
     written.unlink()
 
 
-def test_an_evaluation_takes_overrides_of_how_to_play(run: Run):
-    record = evaluate_command(str(run.folder), ["eval.episodes_per_task=3", "eval.greedy=false"])
-    assert record["eval/test_episodes"] == 6 and "eval/test_greedy_success" not in record
-    (run.folder / "evaluations.jsonl").unlink()
-
-
 def test_a_bare_model_is_evaluated_without_a_run(tmp_path: Path):
     overrides = settings(tmp_path, "sft", "it")
     record = evaluate_command(None, overrides, folders(tmp_path))

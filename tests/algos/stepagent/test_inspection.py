@@ -164,22 +164,6 @@ def test_sample_is_cut_at_the_delimiter(model_folder: Path):
         assert one.action == "3+3=6\n\n" and one.action_ids == CHAT.encode_action(one.action)[:-1]
 
 
-def test_expert_thought_matches_whatever_follows(model_folder: Path):
-    algo = thinking(model_folder, REPLY)
-    for one in fragments(algo.context, "turn", 0):
-        goes_on = one.expert_action.endswith("\n\n")
-        algo.context.generator = troupe(
-            act=one.expert_action + ("9=9\n\n\\boxed{9}" if goes_on else "")
-        )
-        (same,) = attempt_fragments(algo.context, [one])
-        assert same.matches() and same.matches(last_line=True) and same.action_ids == one.expert_ids
-        algo.context.generator = troupe(
-            act=one.expert_action.strip() + ("" if goes_on else "\n\nMore.")
-        )
-        (other,) = attempt_fragments(algo.context, [one])
-        assert not other.matches() and not other.matches(last_line=True)
-
-
 def test_unfinished_reply_is_not_closed(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
