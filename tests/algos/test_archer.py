@@ -152,13 +152,6 @@ def test_critic_loss_by_hand():
     assert values.grad.tolist() == [[[0.0, -3.0], [-2.0, 0.0]]]
 
 
-def test_critic_updates_draw_new_transitions(model_folder: Path):
-    algo, _, _ = archer_with_values(model_folder, critic_updates=6, episodes_per_update=1)
-    found = phases(algo, [], filled(WON, LOST))[:6]
-    assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 1)] * 6
-    assert len({tuple(phase.samples[0].ids) for phase in found}) == 2
-
-
 # the models
 
 

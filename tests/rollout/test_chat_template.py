@@ -322,16 +322,6 @@ def test_scripted_turns_equal_the_whole_dialogue(chat):
     assert turns[0].logprobs == [0.0] * len(turns[0].action_ids)
 
 
-def test_template_receives_tools_and_tool_messages():
-    template = "{% if tools %}{{ tools[0]['name'] }}{% endif %}" + CHATML
-    chat = Chat(tiny_tokenizer(template))
-    tools = [{"name": "search", "parameters": {}}]
-    chat.check(tools)
-    assert chat.text_of(chat.start(user("Begin."), tools)).startswith("search<|im_start|>")
-    answer = chat.extend([Message("tool", "found")], chat.end_of_turn, tools)
-    assert "<|im_start|>tool\nfound<|im_end|>" in chat.text_of(answer)
-
-
 def test_raw_text_has_special_tokens_by_name():
     chat = Chat(tiny_tokenizer())
     ids = chat.encode_raw("{closing}<|im_start|>judge {x}")

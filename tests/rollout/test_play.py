@@ -95,14 +95,6 @@ def test_a_forced_episode_replays_bit_for_bit(sampler):
         assert strip(again) == strip(episode)
 
 
-def test_forced_beginning_continues_from_same_state(sampler):
-    (episode,) = roll(starts(1), sampler)
-    (again,) = roll([replace(starts(1)[0], replayed=episode.turns[:2])], sampler)
-    assert "forced" not in again.turns[2].info
-    assert again.state_ids(2) == episode.state_ids(2)
-    assert again.turns[2].action_ids == episode.turns[2].action_ids
-
-
 def test_different_observation_ends_replay_as_diverged(sampler):
     (episode,) = roll(starts(1), sampler)
     begin = replace(starts(1)[0], replayed=episode.turns, world_seed=1)
