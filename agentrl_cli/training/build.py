@@ -155,14 +155,9 @@ def _state_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def build_parts(
-    cfg: DictConfig,
-    folder: Path | None,
-    *,
-    learns: bool = True,
-    restored: bool = False,
-    algorithm: Algorithm | None = None,
-    ranks: Ranks | None = None,
-) -> Parts:
+    cfg: DictConfig, folder: Path | None, *, learns: bool = True, restored: bool = False,
+    algorithm: Algorithm | None = None, ranks: Ranks | None = None,
+) -> Parts:  # fmt: skip
     """Build all parts of a run.
 
     `folder` is the run's folder; with None nothing is written. With `learns` false, as for playing,

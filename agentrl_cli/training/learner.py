@@ -69,16 +69,10 @@ class Learner:
     """Trains the phases of an update, one after the other."""
 
     def __init__(
-        self,
-        models: ModelSet,
-        specs: dict[str, ModelSpec],
-        *,
-        microbatch_tokens: int,
-        seed: int,
-        publish: Callable[[str], None],
-        activity: Activity | None = None,
+        self, models: ModelSet, specs: dict[str, ModelSpec], *, microbatch_tokens: int, seed: int,
+        publish: Callable[[str], None], activity: Activity | None = None,
         ranks: Ranks | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create the optimizers of models that hold their first weights. `microbatch_tokens` is the
         maximum of padded tokens of a forward pass. `publish(name)` is called after a generating
         model was trained."""
