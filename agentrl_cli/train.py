@@ -22,7 +22,7 @@ from agentrl_cli.core.launch import LAUNCH
 from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
-from agentrl_cli.rollout.env_threads import abandoned_threads
+from agentrl_cli.rollout.play import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.build import Parts
@@ -49,14 +49,10 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
     def is_interrupted() -> bool:
         return ranks.any(interrupted.is_set(), "a step's end")
 
-    with (
-        run.track(),
-        name_last_checkpoint(run, parts),
-        save_when_stopped(run, parts),
-        explain_failures(cfg, run, parts),
-    ):
+    with run.track(), save_when_stopped(cfg, run, parts):
         saver = Saver(cfg, run, parts)
-        saver.save_beginning()
+        if parts.ranks.size > 1 and ranks.any(ranks.is_main and not run.checkpoints(), "beginning"):
+            saver.save(planned=False)  # several processes cannot save after one of them dies
         saver.keep_if_best()  # in case the process died before it did
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
@@ -98,13 +94,6 @@ class Saver:
         elif limit and self.parts.ranks.any(time.monotonic() - self.saved_at >= limit, "clock"):
             self.save(planned=False)
 
-    def save_beginning(self) -> None:
-        """Save the initial state if several processes train, since they cannot save after one of
-        them dies."""
-        is_missing = self.parts.ranks.size > 1 and not self.run.checkpoints()
-        if self.parts.ranks.any(is_missing and self.parts.ranks.is_main, "beginning"):
-            self.save(planned=False)
-
     def save(self, *, planned: bool = True) -> None:
         """Save this step unless it was saved before."""
         if self.saved_step != self.parts.step:
@@ -136,8 +125,13 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     if algo.replay_capacity or parts.data.keep_episodes:
         parts.buffer.add(episodes)
     seconds = {"time/rollout": time.perf_counter() - began}
+    parts.activity.begin("sampling" if algo.texts(1, 1) else "samples")
     try:
-        learned = learn(parts, episodes)
+        learned = parts.learner.run(algo.update(episodes, parts.buffer), step)
+    except DistributedError:
+        raise
+    except RunAborted as error:  # the models are between two steps and must not be saved
+        raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
     except Exception as error:
         if is_out_of_memory(error) or isinstance(error, GeneratorError):
             if stored is not None:
@@ -152,30 +146,19 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     return metrics, episodes
 
 
-def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
-    """Run the algorithm's update. If it is stopped, the models are between two steps and must not
-    be saved."""
-    parts.activity.begin("sampling" if parts.algo.texts(1, 1) else "samples")
-    try:
-        return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
-    except DistributedError:
-        raise
-    except RunAborted as error:
-        raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
-
-
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Return the metrics of the episodes of a step, none without episodes."""
     if not episodes:
         return {}
     found = episode_metrics(episodes)
     metrics = {f"episodes/{key}": v for key, v in found.items() if "success_" not in key}
+    kinds = [episode.error_kind for episode in episodes]
     return {
         "reward/mean": metrics.pop("episodes/reward"),
         "episodes/count": metrics.pop("episodes/episodes"),
         "episodes/error_rate": metrics.pop("episodes/failed"),
         **metrics,
-        **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
+        **{f"episodes/failed_{kind}": kinds.count(kind) / len(kinds) for kind in FAILURE_KINDS},
         "episodes/abandoned_threads": float(abandoned_threads()),
         "episodes/context_overflow": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
@@ -183,17 +166,11 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     }
 
 
-def failures(episodes: list[Episode]) -> dict[str, int]:
-    """Return the number of failed episodes by kind of failure."""
-    kinds = [episode.error_kind for episode in episodes]
-    return {kind: kinds.count(kind) for kind in FAILURE_KINDS}
-
-
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     """Return the mean and largest difference of the log-probs of generator and trainer, per sampled
     token, or nothing if no token was sampled."""
     sampled = [e for e in episodes[:LOGPROB_GAP_EPISODES] if any(any(t.logprobs) for t in e.turns)]
-    samples = [sample for e in sampled for sample in episode_samples(e, lambda i, turn: {})]
+    samples = [sample for e in sampled for sample in episode_samples(e)]
     if not samples:
         return {}
     rows = token_logprobs(parts.models.forward("policy"), samples)
@@ -219,31 +196,29 @@ def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
 
 
 @contextmanager
-def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
-    """Save when a RunAborted is raised, and add the command that resumes. If it interrupted an
-    update, the models are between two steps and the previous checkpoint is used instead."""
-    try:
-        yield
-    except DistributedError:
-        raise
-    except RunAborted as error:
-        holds = parts.between_steps and bool(run.checkpoints())
-        if parts.ranks.any(holds, "stop"):
-            kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
-        else:
-            parts.save(run, planned=False)
-            kept = "saved"
-        raise RunAborted(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
+def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
+    """Save when something outside the run stops it, and add the command that resumes.
 
-
-@contextmanager
-def name_last_checkpoint(run: Run, parts: Parts) -> Iterator[None]:
-    """Add the command that resumes to a DistributedError, after which nothing can be saved."""
+    RunAborted is also raised if the generator fails or memory runs out. If that interrupted an
+    update, the models are between two steps and the previous checkpoint is used instead. After a
+    DistributedError nothing can be saved.
+    """
+    command = resume_command(run, parts)
     try:
         with explained_loss():
-            yield
+            try:
+                with explain_failures(cfg, run, parts):
+                    yield
+            except DistributedError:
+                raise
+            except RunAborted as error:
+                if parts.ranks.any(parts.between_steps and bool(run.checkpoints()), "stop"):
+                    kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
+                else:
+                    parts.save(run, planned=False)
+                    kept = "saved"
+                raise RunAborted(f"{error}; {kept}; go on with: {command}") from error
     except DistributedError as error:
-        command = resume_command(run, parts)
         line = f"{error}; go on from the last checkpoint with: {command}"
         raise DistributedError(line) from error
 

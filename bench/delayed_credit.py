@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.algos.grpo import GRPO
-from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.self_ac import SelfAC
 from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.hf import HFGenerator

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl_cli.algos.stepagent.algorithm import all_turns
+from agentrl_cli.algos.stepagent import all_turns
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling
@@ -25,7 +25,7 @@ from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.expert_demos import expert_episodes
+from agentrl_cli.rollout.demos import expert_episodes
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "practice.json"
 

@@ -31,7 +31,7 @@ from agentrl_cli.cli import reproduce
 from agentrl_cli.config.compose import compose
 from agentrl_cli.report.compare import gather, markdown
 from agentrl_cli.report.records import LEARNING_TIMES
-from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
+from agentrl_cli.rollout.demos import EXPERT_PREFIX
 from agentrl_cli.runs.run import Run, step_of
 
 ROOT = Path(__file__).parent.parent

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -34,10 +35,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.algos.base import Phase, per_sample
+from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import clipped_ratio, value_error
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.self_ac import SelfAC
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet
@@ -131,7 +132,8 @@ def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> It
     states = [state for episode in episodes for state in states_of(episode, prompt)]
     for sample, (_, values) in zip(states, logprobs_and_values(reader, states), strict=True):
         sample.per_token["old_value"] = values.tolist()
-    yield Phase("critic", states, lambda out, batch: value_error(out, batch, 0.0), units=per_sample)
+    error = partial(value_error, clip_eps=0.0)
+    yield Phase("critic", states, error, units=lambda sample: 1.0)
     yield Phase("policy", actions, lambda out, batch: clipped_ratio(out, batch, 0.2))
 
 

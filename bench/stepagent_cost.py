@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.samples import all_turns
-from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
-from agentrl_cli.algos.stepagent.inverse import labelled_actions, labelled_episodes
+from agentrl_cli.algos.stepagent import StepAgentInverse, labelled_actions, labelled_episodes
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.training.build import Parts, build_parts

@@ -8,7 +8,7 @@ from .nlac.ablations import NLACMonteCarlo as NLACMonteCarlo
 from .nlac.ablations import NLACSelfDistillation as NLACSelfDistillation
 from .nlac.algorithm import NLAC as NLAC
 from .ppo import PPO as PPO
-from .self_ac.algorithm import SelfAC as SelfAC
+from .self_ac import SelfAC as SelfAC
 from .settings import ArCHerConfig as ArCHerConfig
 from .settings import DPOConfig as DPOConfig
 from .settings import GRPOConfig as GRPOConfig
@@ -22,5 +22,5 @@ from .settings import SFTConfig as SFTConfig
 from .settings import StepAgentImplicitConfig as StepAgentImplicitConfig
 from .settings import StepAgentInverseConfig as StepAgentInverseConfig
 from .sft import SFT as SFT
-from .stepagent.algorithm import StepAgentImplicit as StepAgentImplicit
-from .stepagent.algorithm import StepAgentInverse as StepAgentInverse
+from .stepagent import StepAgentImplicit as StepAgentImplicit
+from .stepagent import StepAgentInverse as StepAgentInverse

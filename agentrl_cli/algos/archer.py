@@ -20,15 +20,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.critics import (
     by_segment,
-    truncated_state_ids,
     turn_spans,
     value_metrics,
+    value_samples,
     with_fresh_actions,
 )
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
@@ -120,11 +121,9 @@ class ArCHer(ArCHerConfig, Algorithm):
         return [spans[0].sample for spans in segments]
 
     def _critic_samples(self, episode: Episode) -> list[Sample]:
-        """Return the episode's samples without trained tokens. The last one ends with the state
-        from which a truncated episode bootstraps."""
-        samples = episode_samples(episode)
-        chat, target = self.context.chat, self.context.models.module("target")
-        samples[-1].ids += truncated_state_ids(episode, chat, target)
+        """Return the episode's `value_samples` without trained tokens."""
+        target = self.context.models.module("target")
+        samples = value_samples(episode, self.context.chat, target)
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
             sample.per_token = {name: [0.0] * len(sample.ids) for name in FIELDS}
@@ -169,13 +168,10 @@ class ArCHer(ArCHerConfig, Algorithm):
         ]
         add_logprobs(self.context.models.forward("policy"), samples, "old_logprob")
         return Phase(
-            "policy", samples, self.loss, epochs=self.actor_epochs,
-            minibatch_tokens=self.minibatch_tokens, metrics={"policy/advantage_std": std},
+            "policy", samples, partial(clipped_ratio, clip_eps=self.clip_eps),
+            epochs=self.actor_epochs, minibatch_tokens=self.minibatch_tokens,
+            metrics={"policy/advantage_std": std},
         )  # fmt: skip
-
-    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """Return the actor's loss: the clipped surrogate per token."""
-        return clipped_ratio(outputs, batch, self.clip_eps)
 
     def annotate(self, episodes: list[Episode]) -> None:
         self.estimate_advantages(without_skipped(episodes))

@@ -27,11 +27,6 @@ def trained_tokens(sample: Sample) -> float:
     return float(sum(sample.mask))
 
 
-def per_sample(sample: Sample) -> float:
-    """Return the unit of a loss that is averaged over samples."""
-    return 1.0
-
-
 @dataclass
 class Phase:
     """Samples that the learner trains before the algorithm continues.

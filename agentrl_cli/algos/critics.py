@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from agentrl_cli.algos.samples import append_tokens
+from agentrl_cli.algos.samples import append_tokens, episode_samples
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.forward import Module, max_positions
 
@@ -90,6 +90,14 @@ def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[
     return fresh
 
 
+def value_samples(episode: Episode, chat: Chat, module: Module) -> list[Sample]:
+    """Return the episode's samples. The last one ends with the state from which a truncated episode
+    bootstraps."""
+    samples, tail = episode_samples(episode), truncated_state_ids(episode, chat, module)
+    append_tokens(samples[-1], tail)
+    return samples
+
+
 def truncated_state_ids(
     episode: Episode, chat: Chat, module: Module, reserved: int = 0
 ) -> list[int]:
@@ -137,13 +145,14 @@ def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
         return {}
     values = [state.value for state in states]
     returns = [state.return_to_go for state in states]
+    brier = statistics.fmean((v - r) ** 2 for v, r in zip(values, returns, strict=True))
     constant = statistics.pvariance(returns)  # the Brier score of the best constant, their mean
-    ratio = {"critic/brier_ratio": brier(values, returns) / constant} if constant else {}
+    ratio = {"critic/brier_ratio": brier / constant} if constant else {}
     return {
         "critic/rank_correlation": rank_correlation(values, returns),
         "critic/rank_same_turn": rank_same_turn(states),
         "critic/auc_same_turn": auc_same_turn(states),
-        "critic/brier": brier(values, returns),
+        "critic/brier": brier,  # Brier 1950
         "critic/value_bias": statistics.fmean(values) - statistics.fmean(returns),
         **ratio,
     }
@@ -189,11 +198,6 @@ def ranks(numbers: Numbers) -> list[float]:
     """Return the rank of each number from 1 up; equal numbers share their mean rank."""
     order = sorted(numbers)
     return [(bisect_left(order, n) + 1 + bisect_right(order, n)) / 2 for n in numbers]
-
-
-def brier(values: Numbers, outcomes: Numbers) -> float:
-    """Return the mean squared difference (Brier 1950)."""
-    return statistics.fmean((v - o) ** 2 for v, o in zip(values, outcomes, strict=True))
 
 
 def explained_variance(values: Numbers, returns: Numbers) -> float:

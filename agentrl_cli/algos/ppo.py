@@ -24,7 +24,7 @@ from itertools import groupby
 from agentrl_cli.algos import critics, losses
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critics import StepSpan
-from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_skipped
+from agentrl_cli.algos.samples import skipped_metrics, without_skipped
 from agentrl_cli.algos.settings import PPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, logprobs_and_values
@@ -86,7 +86,8 @@ class PPO(PPOConfig, Algorithm):
     ) -> tuple[list[Sample], list[StepEstimate]]:
         """Return the samples with old log-probs and values, and the estimate of every step. Writes
         the value and the mean advantage of each turn into its `info`."""
-        samples_of = [self._samples(episode) for episode in episodes]
+        chat, policy = self.context.chat, self.context.models.module("policy")
+        samples_of = [critics.value_samples(episode, chat, policy) for episode in episodes]
         samples = [sample for row in samples_of for sample in row]
         rows = logprobs_and_values(self.context.models.forward("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
@@ -98,15 +99,6 @@ class PPO(PPOConfig, Algorithm):
             advantage = statistics.fmean(step.advantage for step in steps)
             steps[0].span.turn.info |= {"value": steps[0].value, "advantage": advantage}
         return samples, estimates
-
-    def _samples(self, episode: Episode) -> list[Sample]:
-        """Return the episode's samples. The last one ends with the state from which a truncated
-        episode bootstraps."""
-        samples, policy = episode_samples(episode), self.context.models.module("policy")
-        tail = critics.truncated_state_ids(episode, self.context.chat, policy)
-        samples[-1].ids += tail
-        samples[-1].mask += [0] * len(tail)
-        return samples
 
     def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
         """Return the estimates of an episode's steps. V after the last step is 0 only if the

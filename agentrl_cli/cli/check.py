@@ -21,7 +21,7 @@ from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_s
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.check import MAX_ACTIONS, check_env, where
 from agentrl_cli.generators.endpoint import outside_chats
-from agentrl_cli.rollout.expert_demos import text_episode
+from agentrl_cli.rollout.demos import text_episode
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError, require_at_least
-from agentrl_cli.rollout.expert_demos import expert_episodes
+from agentrl_cli.rollout.demos import expert_episodes
 
 
 def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:

@@ -17,7 +17,7 @@ from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
-from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
+from agentrl_cli.rollout.demos import EXPERT_PREFIX
 from agentrl_cli.rollout.play import EpisodeStart, check_failures
 from agentrl_cli.training import memory_plan
 from agentrl_cli.training.build import build_parts, pick_device

@@ -1,113 +1,42 @@
-"""Who plays the episodes of a run: this process (`Actors`) or many others (`ActorPool`).
+"""Actors: processes on a Ray cluster that play the episodes of a run (`hardware.actors`).
 
-The pool decides which actor plays which episodes with which weights, and how old weights may be. A
-`Cluster` decides where the processes are and how they are reached.
+`RayCluster` places the processes and carries weights and episodes. `ActorPool` decides which actor
+plays which episodes with which weights, and how old weights may be.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from math import ceil
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import LostActor
+from agentrl_cli.core.errors import LostActor, UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.generators.base import Sampling
-from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.rollout.collector import Actors, PlayRequest
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlayRequest:
-    """Episodes to play.
-
-    `play_here` plays any of them in this process. `needs_this_process` is set if the environment or
-    the generator is not the run's. `step` is the step whose training episodes these are; None: an
-    evaluation.
-    """
-
-    starts: list[EpisodeStart]
-    sampling: Sampling
-    max_failure_rate: float
-    play_here: Callable[[list[EpisodeStart]], list[Episode]]
-    needs_this_process: bool
-    step: int | None
-
-
-class Actors:
-    """This process, which plays every episode when it is requested."""
-
-    plays_ahead = False  # whether `play_ahead` does anything
-
-    def play(self, request: PlayRequest) -> list[Episode]:
-        return request.play_here(request.starts)
-
-    def play_ahead(self, request: PlayRequest) -> None:
-        """Begin to play the episodes that will be requested next."""
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON values for a checkpoint."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. Episodes that were played ahead by others are played again."""
-
-    def close(self) -> None:
-        """End the processes that were started for this run."""
-
-
-class Player(Protocol):
-    """What an actor runs in its process."""
-
-    def load(self, version: int, weights: bytes) -> None: ...
-    def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
-    ) -> list[Episode]: ...
-
-
-MakePlayer = Callable[[], Player]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """The episodes that one actor plays at a time, with `weights` as the cluster shares them."""
-
-    starts: list[EpisodeStart]
-    sampling: Sampling
-    max_failure_rate: float
-    version: int
-    weights: Any
-
-
-class Actor(ABC):
-    """A process with a player."""
-
-    @abstractmethod
-    def wait_until_ready(self) -> None:
-        """Wait for the player. Raises the error of building it, or LostActor after a timeout."""
-
-    @abstractmethod
-    def play(self, part: Part) -> list[Episode]:
-        """Return the part's episodes. Raises the player's error, or LostActor if it is gone."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End the process at once."""
+OWN_RAY = {  # variables of a Ray that is started here: no usage report, and patience if busy
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
+    "RAY_gcs_server_port_wait_time_s": "300",
+}  # fmt: skip
+OWN_STARTS = 3  # Ray gives its own node 30 s, without a setting for that
+CONNECT_SECONDS = 10.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MakePlayer = Callable[[], Any]  # its `load(version, weights)` and `play(...)` run in an actor
 
 
 @dataclass(kw_only=True)
-class Cluster(ABC):
-    """Where actors run and how they are reached."""
+class RayCluster:
+    """Settings of the actors, and their cluster."""
 
     count: Annotated[
         int,
@@ -121,22 +50,143 @@ class Cluster(ABC):
         Field(ge=0, description="Algorithms with a replay buffer learn from episodes at most this "
               "many changes of the policy old, while the next are played. 0: they wait."),
     ]  # fmt: skip
+    cpus: Annotated[float, Field(ge=0, description="CPU cores of one actor.")]
+    address: Annotated[
+        str | None,
+        Field(description="Address of a Ray cluster, as 10.0.0.1:6379, or auto. null: one is "
+              "started here and ends with the run."),
+    ]  # fmt: skip
+    start_timeout: Annotated[float, Field(gt=0, description="Seconds until an actor is ready.")]
+    ray: Any = field(default=None, init=False, repr=False)
+    has_gpus: bool = field(default=False, init=False, repr=False)
 
-    @abstractmethod
     def connect(self, gpus: list[str]) -> None:
-        """Connect, or start a cluster here on these GPUs (none: the CPU). Raises UserError."""
+        """Connect, or start a cluster here on these GPUs (none: the CPU). Raises UserError without
+        Ray or enough GPUs, or if the cluster cannot be reached or started."""
+        if self.address is None and gpus and self.count * self.gpus > len(gpus):
+            line = f"hardware.actors needs {self.count} times {self.gpus:g} GPUs, and "
+            line += f"{len(gpus)} are free for actors; lower count or gpus, or give the address of"
+            raise UserError(f"{line} a larger cluster", code="too-few-gpus")
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            line = "hardware.actors needs Ray; pip install 'agentrl-cli[ray]'"
+            raise UserError(line, code="missing-extra") from None
+        self.ray, self.has_gpus = ray, bool(gpus)
+        worker = sys.modules.get("ray._private.worker")
+        if worker is not None:  # prints a paragraph on stdout for each process that dies
+            worker.__dict__["_worker_logs_enabled"] = False
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+        try:
+            if self.address is None:
+                self._start(gpus, quiet)
+            else:
+                host, _, port = self.address.rpartition(":")
+                if port.isdecimal() and "/" not in host:  # Ray would wait minutes for it
+                    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+                ray.init(address=self.address, **quiet)
+        except Exception as error:  # Ray has no common error type here
+            where = "start here" if self.address is None else f"be reached at {self.address!r}"
+            line = f"Ray cannot {where} ({_first_line(error)}); fix that, or give"
+            remedy = "hardware.actors.address of a running cluster (ray start)"
+            raise UserError(f"{line} {remedy}", code="ray-unreachable") from error
 
-    @abstractmethod
-    def launch(self, make_player: MakePlayer) -> Actor:
+    def _start(self, gpus: list[str], quiet: dict[str, Any]) -> None:
+        """Start a Ray that sees these GPUs only; try again if a busy machine was too slow."""
+        for name, value in OWN_RAY.items():
+            os.environ.setdefault(name, value)
+        before = os.environ.get(VISIBLE)
+        os.environ[VISIBLE] = ",".join(gpus)
+        quiet |= {"num_cpus": ceil(self.count * self.cpus), "num_gpus": len(gpus)}
+        try:
+            for left in reversed(range(OWN_STARTS)):
+                try:
+                    self.ray.init(address="local", include_dashboard=False, **quiet)
+                    return
+                except Exception:
+                    self.ray.shutdown()
+                    if not left:
+                        raise
+        finally:
+            os.environ.pop(VISIBLE)
+            if before is not None:
+                os.environ[VISIBLE] = before
+
+    def launch(self, make_player: MakePlayer) -> RayActor:
         """Begin to start an actor."""
+        gpus = self.gpus if self.has_gpus else 0
+        actor = self.ray.remote(_Host).options(num_cpus=self.cpus, num_gpus=gpus).remote()
+        return RayActor(self.ray, actor, actor.build.remote(make_player), self.start_timeout)
 
-    @abstractmethod
     def share(self, weights: bytes) -> Any:
-        """Make weights available to every actor."""
+        """Put weights into Ray's object store, from which each node fetches them once."""
+        return self.ray.put(weights)
 
-    @abstractmethod
     def close(self) -> None:
-        """Disconnect, and end a cluster that was started here."""
+        self.ray.shutdown()
+
+
+@dataclass
+class RayActor:
+    """A process with a player: Ray's `handle` of a host, and the reference to the player."""
+
+    ray: Any
+    handle: Any
+    built: Any
+    start_timeout: float
+    version: int | None = None
+
+    def wait_until_ready(self) -> None:
+        """Wait for the player. Raises the error of building it, or LostActor after a timeout."""
+        with self._translated():
+            self.ray.get(self.built, timeout=self.start_timeout)
+
+    def play(self, request: PlayRequest, version: int, weights: Any) -> list[Episode]:
+        """Play with these weights, which are sent only if the actor has others. Raises the player's
+        error, or LostActor if the actor is gone."""
+        self.wait_until_ready()
+        with self._translated():
+            if self.version != version:
+                self.ray.get(self.handle.call.remote("load", version, weights))
+                self.version = version
+            sampling, limit = request.sampling, request.max_failure_rate
+            return self.ray.get(self.handle.call.remote("play", request.starts, sampling, limit))
+
+    def stop(self) -> None:
+        with suppress(Exception):
+            self.ray.kill(self.handle)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise the actor's own error, and LostActor if the actor is gone."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.GetTimeoutError:
+            line = f"a rollout actor is not ready after {self.start_timeout:g} s: Ray has no room"
+            raise LostActor(f"{line} for it, or its model takes longer to load") from None
+        except errors.RayError as error:
+            raise LostActor(f"a rollout actor was lost ({_first_line(error)})") from None
+
+
+class _Host:
+    """The object in an actor's process; building in a method returns errors as they are."""
+
+    def build(self, make_player: MakePlayer) -> None:
+        self.player = make_player()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.player, method)(*arguments)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__
+
+
+# --- the pool ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -176,7 +226,7 @@ class ActorPool(Actors):
     `staleness` allows it. `version` counts changes of the policy, and `pack` returns its weights.
     """
 
-    cluster: Cluster
+    cluster: RayCluster
     make_player: MakePlayer
     version: Callable[[], int]
     pack: Callable[[], bytes]
@@ -198,11 +248,6 @@ class ActorPool(Actors):
         self.idle = SimpleQueue[int]()
         for number in range(count):
             self.idle.put(number)
-
-    def wait_until_ready(self) -> None:
-        """Wait for every actor. Raises the error of one that cannot be built."""
-        for actor in self.actors:
-            actor.wait_until_ready()
 
     def play(self, request: PlayRequest) -> list[Episode]:
         """Return an episode for each start; of a step, those that were played ahead."""
@@ -289,36 +334,29 @@ class ActorPool(Actors):
         """Submit even, contiguous slices, so that groups mostly stay together."""
         if self.weights is None or self.weights[0] != self.version():
             self.weights = (self.version(), self.cluster.share(self.pack()))
-        (version, weights), starts, futures = self.weights, request.starts, []
+        starts, parts = request.starts, []
         size = self.max_concurrent_episodes or max(1, len(starts))
         count = min(len(starts), max(self.cluster.count, ceil(len(starts) / size)))
         for i in range(count):
             slice_ = starts[i * len(starts) // count : (i + 1) * len(starts) // count]
-            part = Part(
-                starts=slice_, sampling=request.sampling, version=version, weights=weights,
-                max_failure_rate=request.max_failure_rate * len(starts) / len(slice_),
-            )  # fmt: skip
-            futures.append(self.threads.submit(self._play_part, part))
-        return Begun(request.step, version, futures)
+            limit = request.max_failure_rate * len(starts) / len(slice_)
+            part = replace(request, starts=slice_, max_failure_rate=limit)
+            parts.append(self.threads.submit(self._play_part, part, *self.weights))
+        return Begun(request.step, self.weights[0], parts)
 
-    def _play_part(self, part: Part) -> list[Episode]:
+    def _play_part(self, part: PlayRequest, version: int, weights: Any) -> list[Episode]:
         """Play with the next idle actor, in a thread of the pool."""
         number = self.idle.get()
         try:
-            return self.actors[number].play(part)
+            return self.actors[number].play(part, version, weights)
         except LostActor as loss:
             self.lost += 1
             if not self.is_closed:
                 self.actors[number].stop()
                 self.actors[number] = self.cluster.launch(self.make_player)
-            return [_failed(start, part.version, loss) for start in part.starts]
+            failure = {"error": f"{type(loss).__name__}: {loss}", "error_kind": loss.kind}
+            return [
+                replace(start.episode(version), stop="error", **failure) for start in part.starts
+            ]
         finally:
             self.idle.put(number)
-
-
-def _failed(start: EpisodeStart, version: int, loss: LostActor) -> Episode:
-    seed = start.seed if start.world_seed is None else start.world_seed
-    return Episode(
-        start.id, start.task, start.group, seed, [], stop="error", policy_version=version,
-        error=f"{type(loss).__name__}: {loss}", error_kind=loss.kind,
-    )  # fmt: skip

@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.rollout.env_threads import CallThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,15 +39,6 @@ MARKS = re.compile(f"[{OPEN}{CLOSE}]")
 MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # plain text in hex
 
 
-class Frame(NamedTuple):
-    """A template's text around an answer: the whole `text`, the prefix of the answer, and the id of
-    the closing token."""
-
-    text: str
-    answer_prefix: str
-    end_of_turn: int
-
-
 class Chat:
     """One tokenizer and its template, with cached encodings.
 
@@ -61,24 +53,25 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._special, self._added = _token_names(tokenizer)
-        found: Any = tokenizer.convert_tokens_to_ids(sorted(self._added))
+        tokens = tokenizer.added_tokens_decoder.values()
+        self._special = {*tokenizer.all_special_tokens, *(str(t) for t in tokens if t.special)}
+        # every text may contain white space, which Gemma adds as tokens
+        added = {name for name in self._special | set(map(str, tokens)) if name.strip()}
+        found: Any = tokenizer.convert_tokens_to_ids(sorted(added))
         self._token_ids = set[int](found)
-        self._in_text = self._in_answer = _any_of(self._added)
+        self._in_text = self._in_answer = _any_of(added)
         self._start = lru_cache(CACHED_ENCODINGS)(self._start_ids)
         self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
         self._plain = lru_cache(CACHED_ENCODINGS)(self._encode_plain)
-        frame = _in_time(self._frame)
-        self._in_answer = _any_of(self._special | set(self._in_text.findall(frame.text)))
-        self.answer_prefix, self.end_of_turn = frame.answer_prefix, frame.end_of_turn
+        text, self.answer_prefix, self.end_of_turn = _in_time(self._frame)
+        self._in_answer = _any_of(self._special | set(self._in_text.findall(text)))
         eos: Any = tokenizer.eos_token_id
         ends = [self.end_of_turn] if eos is None else [self.end_of_turn, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of the template."""
         text = json.dumps(self.tokenizer.chat_template, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -109,8 +102,7 @@ class Chat:
 
     @cached_property
     def has_later_system_turns(self) -> bool:
-        """Whether the template shows a system message after an answer as such; some refuse it, drop
-        it, or show it as a user message."""
+        """Whether the template shows a system message after an answer as such."""
         try:
             played = (*ANCHOR, ("assistant", ANSWERS[0], ""))
             shown = self._render((*played, ("system", SENTINEL, "")), "", True)
@@ -193,24 +185,21 @@ class Chat:
                 played += [Message("assistant", answer), Message(role, f"After {len(ids)}.")]
                 action = self.encode_action(answer)
                 ids = ids + action + self.extend(played[-1:], action[-1], tools)
-                self._compare(self.start(played, tools), ids)
+                whole = self.start(played, tools)
+                if whole != ids:
+                    pairs = enumerate(zip(whole, ids, strict=False))
+                    end = min(len(whole), len(ids))
+                    at = next((i for i, (one, other) in pairs if one != other), end)
+                    show = self.tokenizer.convert_ids_to_tokens
+                    line = f"the chat template would corrupt training: at token {at} the whole"
+                    line += f" dialogue has {show(whole[at : at + 6])} where its turns have"
+                    line += f" {show(ids[at : at + 6])}; use a template that only appends to a"
+                    message = f"{line} dialogue, as model.chat_template=qwen3"
+                    raise UserError(message, code="unstable-template")
 
-    def _compare(self, rendered: list[int], ids: list[int]) -> None:
-        if rendered == ids:
-            return
-        pairs = enumerate(zip(rendered, ids, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(ids)))
-        raise UserError(
-            f"the chat template would corrupt training: at token {at} the whole dialogue has "
-            f"{self._show(rendered[at:])} where its turns have {self._show(ids[at:])}; "
-            "use a template that only appends to a dialogue, as model.chat_template=qwen3",
-            code="unstable-template",
-        )
-
-    def _show(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(list(ids[:6])))
-
-    def _frame(self) -> Frame:
+    def _frame(self) -> tuple[str, str, int]:
+        """Return the template's text around an answer, the prefix of the answer, and the id of the
+        closing token."""
         answered = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *ANCHOR), "", False)
         before, _, after = answered.partition(SENTINEL)
         header = self._render(ANCHOR, "", True)
@@ -223,7 +212,7 @@ class Chat:
             line = f"ends an answer with {after[:20]!r}, which is not a special token"
             remedy = "use a template that closes an answer with a special token"
             raise UserError(f"the chat template {line}; {remedy}", code="unsupported-template")
-        return Frame(answered, before[len(header) :], closing)
+        return answered, before[len(header) :], closing
 
     def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
         return self._encode(self._render(key, tools, True))
@@ -256,8 +245,7 @@ class Chat:
         half = len(text) // 2
         return self._encode_plain(text[:half]) + self._encode_plain(text[half:])
 
-    def _encode_part(self, text: str, *, split_special_tokens: bool) -> Ids:
-        options: dict[str, Any] = {"split_special_tokens": split_special_tokens}
+    def _encode_part(self, text: str, **options: Any) -> Ids:
         return self.tokenizer.encode(text, add_special_tokens=False, **options)
 
     def _render(self, key: Key, tools: str, prompt: bool) -> str:
@@ -289,17 +277,20 @@ class Chat:
 
 def _in_time(call: Callable[[], Result]) -> Result:
     """Return what the call returns. Raises UserError if the template takes too long."""
-    thread = CallThread()
+    result = Future[Result]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
     try:
-        outcome = thread.submit(call).result(TEMPLATE_SECONDS)
+        return result.result(TEMPLATE_SECONDS)
     except TimeoutError:
-        thread.abandon(TEMPLATE_SECONDS)
         line = f"the chat template takes more than {TEMPLATE_SECONDS:g} s for a short dialogue"
         raise UserError(f"{line}; use another one", code="slow-template") from None
-    thread.close()
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value
 
 
 def _key(messages: Sequence[Message]) -> Key:
@@ -310,27 +301,15 @@ def _dump(rows: Sequence[dict[str, Any]]) -> str:
     try:
         return json.dumps(list(rows)) if rows else ""
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"an environment's tools or calls are not JSON ({error}); use plain values",
-            code="invalid-tools",
-        ) from None
-
-
-def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:
-    """Return the names of special tokens, and of all added tokens except white space, which every
-    text may contain (Gemma adds paragraphs as tokens)."""
-    added = tokenizer.added_tokens_decoder.values()
-    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-    names = special | {str(token) for token in added}
-    return special, {name for name in names if name.strip()}
+        line = f"an environment's tools or calls are not JSON ({error}); use plain values"
+        raise UserError(line, code="invalid-tools") from None
 
 
 def _any_of(names: set[str]) -> re.Pattern[str]:
     """Return a pattern of the names, longest first, and of the marking characters. A lookahead on
     first characters keeps it fast for thousands of names."""
-    names = {*names, OPEN, CLOSE}
-    first = "".join(sorted({re.escape(name[0]) for name in names}))
-    longest_first = sorted(names, key=lambda name: (-len(name), name))
+    longest_first = sorted({*names, OPEN, CLOSE}, key=lambda name: (-len(name), name))
+    first = "".join(sorted({re.escape(name[0]) for name in longest_first}))
     return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
 
 

@@ -1,13 +1,13 @@
-"""Sources of episodes: the interface that the training loop uses, and play in this process."""
+"""Sources of episodes: the interface that the training loop uses, and who plays them."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Annotated
+from itertools import count, islice
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,9 +16,50 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import MOST_EPISODES, Episode, Task, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
-from agentrl_cli.rollout.actors import Actors, PlayRequest
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, check_failures, play
+
+
+@dataclass(frozen=True)
+class PlayRequest:
+    """Episodes to play.
+
+    `play_here` plays any of them in this process. `needs_this_process` is set if the environment or
+    the generator is not the run's. `step` is the step whose training episodes these are; None: an
+    evaluation.
+    """
+
+    starts: list[EpisodeStart]
+    sampling: Sampling
+    max_failure_rate: float
+    play_here: Callable[[list[EpisodeStart]], list[Episode]]
+    needs_this_process: bool
+    step: int | None
+
+
+class Actors:
+    """This process, which plays every episode when it is requested. Subclasses use others."""
+
+    plays_ahead = False  # whether `play_ahead` does anything
+
+    def play(self, request: PlayRequest) -> list[Episode]:
+        return request.play_here(request.starts)
+
+    def play_ahead(self, request: PlayRequest) -> None:
+        """Begin to play the episodes that will be requested next."""
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON values for a checkpoint."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a `state`. Episodes that were played ahead by others are played again."""
+
+    def close(self) -> None:
+        """End the processes that were started for this run."""
 
 
 @dataclass(kw_only=True)
@@ -64,33 +105,24 @@ class Collector(ABC):
     @property
     def sampling(self) -> Sampling:
         """The sampling parameters of actions."""
+        stops = self.chat.stop_ids
         return Sampling(
-            max_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            stop_ids=self.chat.stop_ids,
+            max_tokens=self.max_new_tokens, temperature=self.temperature, stop_ids=stops
         )
 
     def play(
-        self,
-        starts: list[EpisodeStart],
-        sampling: Sampling,
-        generator: Generator | None = None,
-        max_failure_rate: float = 1.0,
-        make_env: Callable[[], Env] | None = None,
-    ) -> list[Episode]:
+        self, starts: list[EpisodeStart], sampling: Sampling, generator: Generator | None = None,
+        max_failure_rate: float = 1.0, make_env: Callable[[], Env] | None = None,
+    ) -> list[Episode]:  # fmt: skip
         """Play these starts with the run's limits, and with another generator or environment if
         given. Raises RunAborted if more than the share `max_failure_rate` of them fails."""
         return self._played(self.request(starts, sampling, generator, max_failure_rate, make_env))
 
     def request(
-        self,
-        starts: list[EpisodeStart],
-        sampling: Sampling,
-        generator: Generator | None = None,
-        max_failure_rate: float = 1.0,
-        make_env: Callable[[], Env] | None = None,
+        self, starts: list[EpisodeStart], sampling: Sampling, generator: Generator | None = None,
+        max_failure_rate: float = 1.0, make_env: Callable[[], Env] | None = None,
         step: int | None = None,
-    ) -> PlayRequest:
+    ) -> PlayRequest:  # fmt: skip
         """Return the request of `play` to the actors."""
         player = (make_env or self.make_env, self.chat, generator or self.generator, sampling)
 
@@ -103,14 +135,8 @@ class Collector(ABC):
             )  # fmt: skip
 
         is_other_generator = generator is not None and generator is not self.generator
-        return PlayRequest(
-            starts=starts,
-            sampling=sampling,
-            max_failure_rate=max_failure_rate,
-            play_here=play_here,
-            needs_this_process=is_other_generator or make_env is not None,
-            step=step,
-        )
+        is_other = is_other_generator or make_env is not None
+        return PlayRequest(starts, sampling, max_failure_rate, play_here, is_other, step)
 
     def _played(self, request: PlayRequest) -> list[Episode]:
         episodes = self.actors.play(request)
@@ -146,12 +172,19 @@ class PlayCollector(Collector):
         """Return the starts of a step: `group_size` episodes of each of its tasks."""
         tasks, starts = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
-        for t, task in enumerate(islice(self._stream(tasks, step * groups), groups)):
+        epoch, passed = divmod(step * groups, len(tasks))
+        stream = (task for number in count(epoch) for task in self._shuffled(tasks, number))
+        for t, task in enumerate(islice(stream, passed, passed + groups)):
             group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
                 starts.append(EpisodeStart(task, group, seed, f"{group}-g{i}"))
         return starts
+
+    def _shuffled(self, tasks: list[Task], epoch: int) -> list[Task]:
+        order = list(tasks)
+        random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
+        return order
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """Play the step. Raises RunAborted if more than a fifth of its episodes failed."""
@@ -167,12 +200,3 @@ class PlayCollector(Collector):
     def _step_request(self, step: int, group_size: int) -> PlayRequest:
         starts = self.starts(step, group_size)
         return self.request(starts, self.sampling, max_failure_rate=FAILED_LIMIT, step=step)
-
-    def _stream(self, tasks: list[Task], position: int) -> Iterator[Task]:
-        """Yield tasks without end, shuffled in each epoch, from a position on."""
-        epoch, passed = divmod(position, len(tasks))
-        while True:
-            order = list(range(len(tasks)))
-            random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
-            yield from (tasks[index] for index in order[passed:])
-            epoch, passed = epoch + 1, 0

@@ -1,4 +1,4 @@
-"""Read and check demonstrations: episodes of an expert or dialogues of a user, one JSON line each.
+"""Demonstrations: episodes of an expert or dialogues of a user, one JSON line each.
 
 A line is an episode in our own format, or a dialogue `{"messages": [{"role", "content"}, ...]}`
 that may name its `task`. Both are text. The model's chat encodes them, so one file serves every
@@ -7,22 +7,28 @@ model. Lines are untrusted until they are checked here.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from contextlib import suppress
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_progress
-from agentrl_cli.core.types import ROLES, Episode, Message, Task, Turn
-from agentrl_cli.envs.base import Env
+from agentrl_cli.core.types import ROLES, Episode, Message, Task, Turn, derive_seed
+from agentrl_cli.envs.base import Env, train_tasks
+from agentrl_cli.envs.check import answer, opening
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
+TextAgent = Callable[[list[Message]], Iterator[str] | None]
+EXPERT_PREFIX = "expert:"  # data.demos=expert:N records N episodes of the expert
 NAMED_LINES = 10  # maximum of invalid lines in an error
 REMEDY = "correct it, or skip such lines with data.skip_invalid=true"
 
@@ -36,6 +42,22 @@ def fingerprint(file: str | None) -> str | None:
     if file is None or not files.is_file(Path(file)):
         return None
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file without trailing blank ones. Raises UserError without lines."""
+    try:
+        if file.exists() and not file.is_file():  # a device may never end
+            raise OSError(0, "not a file")
+        lines = file.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        line = f"demonstrations '{file}' cannot be read ({reason})"
+        raise UserError(f"{line}; check data.demos", code="unreadable-demos") from None
+    if lines == [""]:
+        line = f"demonstrations '{file}' are empty; write some with agentrl demos"
+        raise UserError(line, code="empty-demos")
+    return lines
 
 
 def read_demos(
@@ -85,24 +107,32 @@ class DemoReader:
             episode = self._from_dialogue(row, f"line-{number:06d}")
         else:
             raise InvalidDemo('it has neither "messages" nor "turns"')
-        _check(episode)
-        self._check_system(episode.turns[0].observation)
+        self._check(episode)
         try:
             self.chat.encode_turns(episode.turns, self.tools)
         except UserError as error:
             raise InvalidDemo(str(error)) from None
-        self._check_length(episode)
+        length = 0
+        for turn_number, turn in enumerate(episode.turns, start=1):
+            length += len(turn.observation_ids) + len(turn.action_ids)
+            if length > self.max_seq_len:
+                limit = f"rollout.max_seq_len {self.max_seq_len}"
+                raise InvalidDemo(f"action {turn_number} ends at token {length}, past {limit}")
         return episode
 
     def _from_episode(self, row: dict[str, Any]) -> Episode:
-        """Return the texts of an episode in our own format."""
+        """Return the texts of an episode in our own format; its other fields are not trusted."""
         try:
             episode = Episode.from_json(row)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidDemo(f"it is not an episode ({error})") from None
         if episode.error:
             raise InvalidDemo(f"its episode failed ({episode.error})")
-        turns = [_texts_only(turn) for turn in episode.turns]
+        turns = [
+            Turn(turn.observation, turn.action, [], [], [],
+                 info={"success": turn.info.get("success") is True})
+            for turn in episode.turns
+        ]  # fmt: skip
         return replace(episode, task=self._task(episode.task.id), turns=turns)
 
     def _from_dialogue(self, row: dict[str, Any], name: str) -> Episode:
@@ -113,11 +143,20 @@ class DemoReader:
         messages = [_message(message) for message in rows]
         if self.system and messages and messages[0].role != "system":
             messages = [Message("system", self.system), *messages]
-        turns, closing = _turns_of(messages)
+        turns: list[Turn] = []
+        observation: list[Message] = []
+        for message in messages:
+            if message.role != "assistant":
+                observation.append(message)
+                continue
+            if not observation:
+                raise InvalidDemo("two actions follow each other, or one comes first")
+            turns.append(Turn(observation, message.content, [], [], []))
+            observation = []
         task = self._task(row["task"]) if "task" in row else Task(name, "train", {})
         if turns:
             turns[-1].info, turns[-1].done = {"success": True}, True
-        return Episode(name, task, name, 0, turns, final_observation=closing)
+        return Episode(name, task, name, 0, turns, final_observation=observation)
 
     def _task(self, name: object) -> Task:
         """Return the train task of that name. Raises InvalidDemo for any other."""
@@ -128,51 +167,24 @@ class DemoReader:
             raise InvalidDemo(f"its task {name!r} is of another environment")
         return self.train_tasks[task_id]
 
-    def _check_system(self, first: list[Message]) -> None:
+    def _check(self, episode: Episode) -> None:
+        """Raise InvalidDemo for another system message, and for an episode without text, known
+        roles, or an action in each turn."""
+        if not episode.turns:
+            raise InvalidDemo("it has no action")
+        for number, turn in enumerate(episode.turns, start=1):
+            if not _is_text(turn.action) or not turn.action.strip():
+                raise InvalidDemo(f"it has no action in turn {number}")
+            for message in turn.observation:
+                _message({"role": message.role, "content": message.content})
+                if message.role == "assistant" or (message.role == "system" and number > 1):
+                    raise InvalidDemo(f"a message of {message.role} stands in observation {number}")
+        first = episode.turns[0].observation
+        if all(message.role == "system" for message in first):
+            raise InvalidDemo("nothing was observed before its first action")
         found = [message.content for message in first if message.role == "system"]
         if found != ([self.system] if self.system else []):
             raise InvalidDemo("its system message is that of another environment")
-
-    def _check_length(self, episode: Episode) -> None:
-        length = 0
-        for number, turn in enumerate(episode.turns, start=1):
-            length += len(turn.observation_ids) + len(turn.action_ids)
-            if length > self.max_seq_len:
-                limit = f"rollout.max_seq_len {self.max_seq_len}"
-                raise InvalidDemo(f"action {number} ends at token {length}, past {limit}")
-
-
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file without trailing blank ones. Raises UserError without lines."""
-    try:
-        if file.exists() and not file.is_file():  # a device may never end
-            line = f"demonstrations '{file}' are not a file; check data.demos"
-            raise UserError(line, code="unreadable-demos")
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        line = f"demonstrations '{file}' cannot be read ({reason})"
-        raise UserError(f"{line}; check data.demos", code="unreadable-demos") from None
-    lines = text.rstrip().split("\n")
-    if lines == [""]:
-        line = f"demonstrations '{file}' are empty; write some with agentrl demos"
-        raise UserError(line, code="empty-demos")
-    return lines
-
-
-def _turns_of(messages: list[Message]) -> tuple[list[Turn], list[Message]]:
-    """Return a dialogue's turns as text, and the messages after the last one."""
-    turns: list[Turn] = []
-    observation: list[Message] = []
-    for message in messages:
-        if message.role != "assistant":
-            observation.append(message)
-            continue
-        if not observation:
-            raise InvalidDemo("two actions follow each other, or one comes first")
-        turns.append(Turn(observation, message.content, [], [], []))
-        observation = []
-    return turns, observation
 
 
 def _message(row: dict[str, Any]) -> Message:
@@ -180,35 +192,86 @@ def _message(row: dict[str, Any]) -> Message:
     if role not in ROLES:
         raise InvalidDemo(f"unknown role {role!r}: there is {', '.join(ROLES)}")
     if row.get("tool_calls") or row.get("function_call"):
-        raise InvalidDemo(
-            f"a message of {role} calls tools beside its text: write calls in the text"
-        )
-    if not isinstance(content, str) or not _is_text(content):
+        line = f"a message of {role} calls tools beside its text: write calls in the text"
+        raise InvalidDemo(line)
+    if not _is_text(content):
         raise InvalidDemo(f"a message of {role} has no text")
     return Message(role, content)
 
 
-def _is_text(value: object) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Return whether it is a string without lone surrogates, which JSON can contain."""
     return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
 
 
-def _texts_only(turn: Turn) -> Turn:
-    """Return the turn's texts and its success; other fields of a file are not trusted."""
-    success = isinstance(turn.info, dict) and turn.info.get("success") is True
-    return Turn(turn.observation, turn.action, [], [], [], info={"success": success})
+# --- the environment's expert ---------------------------------------------------------------------
 
 
-def _check(episode: Episode) -> None:
-    """Raise InvalidDemo for an episode without text, known roles, or an action in each turn."""
-    if not episode.turns:
-        raise InvalidDemo("it has no action")
-    for number, turn in enumerate(episode.turns, start=1):
-        if not _is_text(turn.action) or not turn.action.strip():
-            raise InvalidDemo(f"it has no action in turn {number}")
-        for message in turn.observation:
-            _message({"role": message.role, "content": message.content})
-            if message.role == "assistant" or (message.role == "system" and number > 1):
-                raise InvalidDemo(f"a message of {message.role} stands in observation {number}")
-    if all(message.role == "system" for message in episode.turns[0].observation):
-        raise InvalidDemo("nothing was observed before its first action")
+def expert_lines(source: str, env: Env) -> list[str]:
+    """Return the lines of `agentrl demos seed=0` for a source `expert:N`, the same in every run.
+    Raises UserError for an invalid N, or if the expert fails."""
+    count = source.removeprefix(EXPERT_PREFIX)
+    if not count.isdecimal() or int(count) < 1:
+        remedy = f"give a file, or {EXPERT_PREFIX}128 for 128 episodes"
+        raise UserError(f"data.demos is '{source}'; {remedy}", code="invalid-demos-source")
+    episodes = expert_episodes(env, int(count), seed=0)
+    return [files.json_line(episode.to_json()) for episode in episodes]
+
+
+def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
+    """Return `count` successful episodes of the expert on train tasks, each task once per epoch.
+
+    Lost and failed episodes are skipped. Raises UserError for more than max(10, count / 10) of
+    them, or without tasks or an expert.
+    """
+    tasks, won, lost, broken = train_tasks(env), [], 0, ""
+    while len(won) < count:
+        number = len(won) + lost
+        epoch, position = divmod(number, len(tasks))
+        order = random.Random(derive_seed(seed, "demos", epoch)).sample(tasks, len(tasks))
+        episode, episode_seed = None, derive_seed(seed, "demos", number)
+        try:
+            episode = expert_episode(
+                copy.copy(env), order[position], episode_seed, f"demo-{number:06d}"
+            )
+        except UserError:
+            raise
+        except Exception as error:  # a failed episode counts as lost
+            broken = f", the last that broke with {type(error).__name__}: {error}"
+        if episode is not None and episode.success:
+            won.append(episode)
+            echo_progress("episodes of the expert", len(won), count)
+        else:
+            lost += 1
+        if lost > max(10, count // 10):
+            line = f"the expert lost {lost} of {number + 1} episodes{broken}"
+            raise UserError(f"{line}; correct it first", code="expert-lost")
+    return won
+
+
+def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:
+    """Play one episode as text. Raises UserError if the environment has no expert."""
+    episode = text_episode(env, task, seed, name, lambda seen: env.expert(task))
+    if episode is None:
+        line = "the environment has no expert; add one, or use demonstrations of your own"
+        raise UserError(line, code="no-expert")
+    return episode
+
+
+def text_episode(env: Env, task: Task, seed: int, name: str, agent: TextAgent) -> Episode | None:
+    """Play one episode of an agent as text, without token ids and privileged info; return None if
+    the agent has no actions. The agent receives the list of all messages, which grows."""
+    with closing(env):
+        observation = opening(env, task, seed)
+        seen, turns, ended, stop = list(observation), [], False, "truncated"
+        actions = agent(seen)
+        if actions is None:
+            return None
+        while not ended and (action := next(actions, None)) is not None:
+            step = answer(env, action)
+            info = {key: value for key, value in step.info.items() if key != "privileged"}
+            turns.append(Turn(observation, action, [], [], [], step.reward, step.done, info=info))
+            observation, ended = step.messages, step.done or step.truncated
+            seen += observation
+            stop = "done" if step.done else "truncated"
+    return Episode(name, task, name, seed, turns, stop=stop, final_observation=observation)

@@ -1,15 +1,23 @@
 """Plays tasks with a generator. All live episodes move in lockstep, with one `generate` call per
 turn. Tokens are kept as they were sampled. A failure in an environment is recorded on its episode.
+
+Environments block and cannot be interrupted, so their calls may run in threads with a time limit.
+`concurrent.futures` has no thread that may hang: its executors wait for theirs at exit.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from collections.abc import Generator as Coroutine
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from agentrl_cli.core.activity import Activity
@@ -29,7 +37,6 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.check import answer, opening, where
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.env_threads import EnvCalls, EnvThreads
 
 Answer = TypeVar("Answer")
 FAILED_LIMIT = 0.2  # the largest share of failed episodes in a step or an evaluation
@@ -37,6 +44,8 @@ CAUSES = {  # of failures, by the kind of error; else it is the environment
     SimulatorError.kind: "the simulator's model", GeneratorError.kind: "the generator",
     LostActor.kind: "whatever ends the actors",
 }  # fmt: skip
+ABANDONED = "agentrl: abandoned"  # the name of a thread that hangs
+MAX_ABANDONED = 32  # threads: each keeps its environment, and a busy one slows all others
 
 
 @dataclass
@@ -53,23 +62,18 @@ class EpisodeStart:
     world_seed: int | None = None
     awaited: list[Message] | None = None
 
+    def episode(self, version: int) -> Episode:
+        """Return the record of the episode, with no turns yet."""
+        seed = self.seed if self.world_seed is None else self.world_seed
+        return Episode(self.id, self.task, self.group, seed, [], policy_version=version)
+
 
 def play(
-    starts: list[EpisodeStart],
-    make_env: Callable[[], Env],
-    chat: Chat,
-    generator: Generator,
-    sampling: Sampling,
-    *,
-    max_seq_len: int,
-    version: int = 0,
-    model: str = "policy",
-    max_failure_rate: float = 1.0,
-    env_timeout: float | None = None,
-    workers: int = 1,
-    max_concurrent_episodes: int | None = None,
+    starts: list[EpisodeStart], make_env: Callable[[], Env], chat: Chat, generator: Generator,
+    sampling: Sampling, *, max_seq_len: int, version: int = 0, max_failure_rate: float = 1.0,
+    env_timeout: float | None = None, workers: int = 1, max_concurrent_episodes: int | None = None,
     activity: Activity | None = None,
-) -> list[Episode]:
+) -> list[Episode]:  # fmt: skip
     """Play one episode for each start and return them in order.
 
     At most `max_concurrent_episodes` episodes are live (None: all), and `workers` environments run
@@ -90,12 +94,11 @@ def play(
             if episode.ended:
                 envs.forget(episode)
 
-    with EnvThreads(workers, env_timeout) as envs:
+    with closing(EnvThreads(workers, env_timeout)) as envs:
         while True:
             free = (max_concurrent_episodes or len(starts)) - len(live)
-            new = [
-                LiveEpisode(s, make_env(), chat, version, max_state) for s in islice(waiting, free)
-            ]
+            chosen = islice(waiting, free)
+            new = [LiveEpisode(start, make_env(), chat, version, max_state) for start in chosen]
             begun += [episode.record for episode in new]
             advance([(episode, episode.begin()) for episode in new])
             live = [episode for episode in live + new if not episode.ended]
@@ -103,23 +106,17 @@ def play(
                 return begun
             if not live:
                 continue
-            moving = live[: generator.fitting([episode.state_ids for episode in live], model)]
-            answers = _answers(generator, moving, sampling, model)
+            moving = live[: generator.fitting([episode.state_ids for episode in live])]
+            prompts = [episode.state_ids for episode in moving]
+            seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in moving]
+            answers: list[Completion | GeneratorError]
+            try:
+                answers = [answer for (answer,) in generator.generate(prompts, seeds, sampling)]
+            except GeneratorError as error:
+                answers = [error if found is None else found[0] for found in error.answers]
             advance([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
             activity.advance(len(begun) - len(live), len(starts))
-
-
-def _answers(
-    generator: Generator, episodes: list[LiveEpisode], sampling: Sampling, model: str
-) -> list[Completion | GeneratorError]:
-    """Return one completion per episode, or the error if there is none."""
-    prompts = [episode.state_ids for episode in episodes]
-    seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in episodes]
-    try:
-        return [answer for (answer,) in generator.generate(prompts, seeds, sampling, model)]
-    except GeneratorError as error:
-        return [error if answer is None else answer[0] for answer in error.answers]
 
 
 def check_failures(
@@ -178,9 +175,8 @@ class LiveEpisode:
     def __init__(
         self, start: EpisodeStart, env: Env, chat: Chat, version: int, max_state: int
     ) -> None:
-        seed = start.seed if start.world_seed is None else start.world_seed
         self.start, self.env, self.chat, self.max_state = start, env, chat, max_state
-        self.record = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
+        self.record = start.episode(version)
         self.state_ids: list[int] = []
         self.observation: list[Message] = []
         self.observation_ids: list[int] = []
@@ -201,9 +197,8 @@ class LiveEpisode:
                 yield from self._end("diverged", self.observation)
             elif not self.ended:
                 ids, logprobs = list(turn.action_ids), list(turn.logprobs)
-                yield from self._step(
-                    Completion(ids, logprobs, turn.finish_reason), turn.action, {"forced": True}
-                )
+                played = Completion(ids, logprobs, turn.finish_reason)
+                yield from self._step(played, turn.action, {"forced": True})
         if not self.ended and self.start.awaited not in (None, self.observation):
             yield from self._end("diverged", self.observation)
         yield from self._end_if_too_long()
@@ -232,10 +227,10 @@ class LiveEpisode:
         """Record a turn, also if the environment then fails, and play it."""
         ids, logprobs, finish = played.ids, played.logprobs, played.finish_reason
         turn = Turn(
-            self.observation, action, self.observation_ids, ids, logprobs, finish_reason=finish
-        )
+            self.observation, action, self.observation_ids, ids, logprobs, finish_reason=finish,
+            info=info,
+        )  # fmt: skip
         self.record.turns.append(turn)
-        turn.info = info
         step = yield from self._call(lambda: answer(self.env, action))
         if step is None:
             return
@@ -280,6 +275,137 @@ class LiveEpisode:
             episode.stop, episode.error_kind = "error", episode.error_kind or EpisodeError.kind
         elif error is not None:
             raise error
+
+
+# --- calls of the environment -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The value or the error of a call, and its seconds."""
+
+    value: Any
+    error: BaseException | None
+    seconds: float
+
+
+EnvCalls = Coroutine[Callable[[], Any], Outcome, Answer]  # yields calls, receives their outcomes
+
+
+def outcome_of(call: Callable[[], Any]) -> Outcome:
+    """Make the call in this thread and return its outcome; never raises."""
+    began, value, error = time.perf_counter(), None, None
+    try:
+        value = call()
+    except BaseException as raised:
+        error = raised
+    return Outcome(value, error, time.perf_counter() - began)
+
+
+class CallThread:
+    """A daemon thread that makes the calls of one episode, one after another."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Outcome]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Outcome]:
+        future = Future[Outcome]()
+        self._calls.put((call, future))
+        return future
+
+    def abandon(self, seconds: float) -> EnvTimeout:
+        """Let the thread hang in its call and end after it. Returns the error, with the place."""
+        self._thread.name = ABANDONED
+        self.close()
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "its thread is gone"
+        line = f"no answer within {seconds:g} s ({place})"
+        return EnvTimeout(f"{line}; raise rollout.env_timeout if it needs longer")
+
+    def close(self) -> None:
+        """End the thread after its last call."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            future.set_result(outcome_of(call))
+
+
+def abandoned_threads() -> int:
+    """Return how many threads of this process still hang in a call that timed out."""
+    return sum(thread.name == ABANDONED for thread in threading.enumerate())
+
+
+class EnvThreads:
+    """Makes the calls of at most `workers` episodes at a time, those of one episode in one thread.
+    A call of more than `timeout` seconds ends with EnvTimeout, and its thread is abandoned. The
+    episodes themselves run in the caller's thread, so results do not depend on timing."""
+
+    def __init__(self, workers: int, timeout: float | None) -> None:
+        self.workers, self.timeout = workers, timeout
+        self.uses_threads = workers > 1 or timeout is not None
+        self._threads: dict[LiveEpisode, CallThread] = {}
+
+    def forget(self, episode: LiveEpisode) -> None:
+        """End the thread of an episode that is over."""
+        if thread := self._threads.pop(episode, None):
+            thread.close()
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.close()
+
+    def run(self, episodes: list[tuple[LiveEpisode, EnvCalls[None]]]) -> Iterator[None]:
+        """Make the calls that each episode yields. Yields when the next episode, in order, has no
+        more. Raises what an episode raises, and RunAborted if too many threads hang."""
+        waiting, ended = deque(episodes), set[EnvCalls[None]]()
+        pending: dict[Future[Outcome], tuple[LiveEpisode, EnvCalls[None], float]] = {}
+        done = SimpleQueue[Future[Outcome]]()
+
+        def resume(episode: LiveEpisode, calls: EnvCalls[None], outcome: Outcome | None) -> None:
+            try:
+                call = next(calls) if outcome is None else calls.send(outcome)
+                while not self.uses_threads:
+                    call = calls.send(outcome_of(call))
+            except StopIteration:
+                ended.add(calls)
+                return
+            future = self._thread(episode).submit(call)
+            pending[future] = episode, calls, time.monotonic()
+            future.add_done_callback(done.put)
+
+        for _, its_calls in episodes:
+            while its_calls not in ended:
+                if waiting and len(pending) < self.workers:
+                    resume(*waiting.popleft(), None)
+                    continue
+                oldest, (episode, _, since) = next(iter(pending.items()))
+                left = self.timeout and max(0, since + self.timeout - time.monotonic())
+                try:
+                    future = done.get(timeout=left)
+                    outcome = future.result()
+                except Empty:
+                    future, limit = oldest, self.timeout or 0.0
+                    outcome = Outcome(None, self._threads[episode].abandon(limit), limit)
+                    if (count := abandoned_threads()) > MAX_ABANDONED:
+                        line = f"{count} threads hang in calls of the environment, the last:"
+                        remedy = "fix the environment or raise rollout.env_timeout"
+                        raise RunAborted(f"{line} {outcome.error}; {remedy}") from None
+                if future in pending:  # else it was abandoned before
+                    resume(*pending.pop(future)[:2], outcome)
+            yield
+
+    def _thread(self, episode: LiveEpisode) -> CallThread:
+        if episode not in self._threads:
+            try:
+                self._threads[episode] = CallThread()
+            except RuntimeError as error:
+                line = f"cannot start thread {len(self._threads) + 1} for an environment ({error})"
+                raise RunAborted(f"{line}; lower rollout.max_concurrent_episodes") from None
+        return self._threads[episode]
 
 
 def indistinguishable_tasks(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode
 
 
@@ -30,8 +30,7 @@ class ReplayBuffer:
 
     def __init__(self, path: Path | None, capacity: int) -> None:
         """Raises UserError if the capacity is below 1. An existing file is appended to."""
-        if capacity < 1:
-            raise UserError(f"buffer capacity is {capacity}; give at least 1", code="too-small")
+        require_at_least(1, capacity=capacity)
         self.path, self.capacity = path, capacity
         self._episodes: dict[str, Episode] = {}
         self._priorities: dict[str, list[float]] = {}
@@ -113,20 +112,13 @@ class ReplayBuffer:
                 raise ValueError(f"priority {value} of {key} is not a finite number from 0 up")
             self._priorities[key.episode][key.turn] = value
 
-    def state(self) -> dict[str, Any]:
-        """Return JSON values for a checkpoint.
-
-        They hold the priorities and the number of lines of the file, which ends with the stored
-        episodes; without a file they are the `contents`.
-        """
-        if self.path is None:
-            return self.contents()
+    def state(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return JSON values for a checkpoint: the priorities, and the number of lines of the file,
+        which ends with the stored episodes. Without a file, or if `whole`, they hold the episodes
+        instead, oldest first."""
         rows = [list(row) for row in self._priorities.values()]
-        return {"priorities": rows, "lines": self._lines}
-
-    def contents(self) -> dict[str, Any]:
-        """Return the priorities and the episodes, oldest first: the state without a file."""
-        rows = [list(row) for row in self._priorities.values()]
+        if self.path is not None and not whole:
+            return {"priorities": rows, "lines": self._lines}
         return {"priorities": rows, "episodes": [e.to_json() for e in self.episodes()]}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -159,14 +151,13 @@ class ReplayBuffer:
 def read_episodes(path: Path, count: int) -> list[Episode]:
     """Return the last `count` episodes of a file. Raises UserError if one cannot be read."""
     lines = files.count_lines(path)
-    skipped = max(0, lines - count)
+    skipped, episodes = max(0, lines - count), list[Episode]()
     try:
         with path.open("rb") as file:
             kept = list(islice(file, skipped, lines)) if count else []
     except OSError as error:
         line = f"cannot read episodes from {path} ({error.strerror})"
         raise UserError(line, code="cannot-read") from error
-    episodes: list[Episode] = []
     for number, line in enumerate(kept, skipped + 1):
         try:
             episodes.append(Episode.from_json(json.loads(line)))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,28 +20,32 @@ import torch
 from safetensors import SafetensorError
 
 from agentrl_cli.algos.base import Algorithm, Context
-from agentrl_cli.config.compose import as_dataclass, build
+from agentrl_cli.config.compose import as_dataclass, build, load
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError, require_at_least, require_at_most
 from agentrl_cli.core.files import is_file, read_json, write_json
 from agentrl_cli.core.types import Episode, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.forward import Passes, max_positions
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
-from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
+from agentrl_cli.rollout.demos import (
+    EXPERT_PREFIX,
+    DemoReader,
+    expert_lines,
+    read_demos,
+    read_lines,
+)
 from agentrl_cli.rollout.play import indistinguishable_tasks
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, read_episodes
 from agentrl_cli.runs.best import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.distributed import RankActors, RankGenerator, check_agreement
 from agentrl_cli.training.learner import Learner
 from agentrl_cli.training.memory_plan import validate_context
-from agentrl_cli.training.warm_start import FILE, earlier_episodes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from agentrl_cli.runs.checkpoint_digest import Checkpoint
     from agentrl_cli.runs.run import Run
 
+BUFFER_FILE = "buffer.jsonl"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
 MAX_THREADS = 1024
 OPENMP = "OMP_NUM_THREADS"  # environment variable; the first number of a list counts
@@ -121,7 +127,7 @@ class Parts:
     def share_buffer(self) -> None:
         """Send the restored replay buffer of rank 0 to the other ranks."""
         if self.ranks.size > 1 and self.algo.replay_capacity:
-            state = self.buffer.contents() if self.ranks.is_main else None
+            state = self.buffer.state(whole=True) if self.ranks.is_main else None
             (state, *_) = self.ranks.gather(state, "buffer")
             if not self.ranks.is_main:
                 self.buffer.load(state)
@@ -149,14 +155,9 @@ def _state_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def build_parts(
-    cfg: DictConfig,
-    folder: Path | None,
-    *,
-    learns: bool = True,
-    restored: bool = False,
-    algorithm: Algorithm | None = None,
-    ranks: Ranks | None = None,
-) -> Parts:
+    cfg: DictConfig, folder: Path | None, *, learns: bool = True, restored: bool = False,
+    algorithm: Algorithm | None = None, ranks: Ranks | None = None,
+) -> Parts:  # fmt: skip
     """Build all parts of a run.
 
     `folder` is the run's folder; with None nothing is written. With `learns` false, as for playing,
@@ -169,7 +170,12 @@ def build_parts(
         env: Env = build(cfg.env)
         algo: Algorithm = algorithm or build(cfg.algo)
         models = _load_models(cfg, algo, None if restored else cfg.init, ranks)
-    spread_models(cfg, models, ranks)
+    if ranks.size > 1:
+        sums = {f"the weights of {name}": text for name, text in models.checksums().items()}
+        remedy = "give all of them the same model, init and versions of packages"
+        check_agreement(ranks, sums, remedy)
+    if ranks.sharded:
+        models.shard(ranks.device, _compute_dtype(cfg))
     with ranks.together():
         parts = _connect(cfg, folder if ranks.is_main else None, env, algo, models)
         parts.context.demos = load_demonstrations(cfg, algo, env, parts.chat) if learns else []
@@ -177,10 +183,19 @@ def build_parts(
         if learns and not restored:
             parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo, env))
         if learns and cfg.get("save_best"):
-            parts.eval = with_val(parts.eval, env)
-        if learns:
-            validate_temperature(cfg, algo)
-        check_settings(cfg, parts, algo.extra_prompt_tokens() if learns else 0)
+            parts.eval = _with_val(parts.eval, env)
+        temperature = cfg.rollout.temperature
+        if learns and algo.uses_ratio and temperature != 1:  # log-probs are of temperature 1
+            line = f"rollout.temperature is {temperature:g}, and algo '{cfg.choices.algo}' corrects"
+            message = f"{line} for the policy at temperature 1; set rollout.temperature=1"
+            raise UserError(message, code="temperature")
+        extra_tokens = algo.extra_prompt_tokens() if learns else 0
+        require_at_least(1, microbatch_tokens=cfg.hardware.microbatch_tokens)
+        if algo.plays:
+            require_at_least(1, episodes_per_step=parts.collector.count(algo.group_size))
+        validate_context(cfg, max_positions(models.module("policy")), extra_tokens)
+        parts.generator.check_context(parts.collector.max_seq_len + extra_tokens)
+        validate_splits(parts.eval, env)
     if ranks.size > 1:
         text = json.dumps([episode.to_json() for episode in parts.context.demos])
         read = {"demonstrations": hashlib.sha256(text.encode()).hexdigest()[:16]}
@@ -188,16 +203,39 @@ def build_parts(
     return parts
 
 
+def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
+    device = ranks.device or pick_device(cfg.hardware.device)
+    config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
+    # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
+    tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
+    passes = Passes(None if ranks.sharded else _compute_dtype(cfg), tokens)
+    models = ModelSet(config, algo.models(), place, cfg.seed, ranks, passes)
+    if init is not None:  # a run, or a folder with weights
+        weights = Path(init)
+        if not any(is_file(weights / name) for name in ("config.json", "adapter_config.json")):
+            part = "models/policy/"
+            weights = played_checkpoint(find_run(init, Path(cfg.runs)), part).folder / part
+        models.load_weights("policy", weights)
+    set_threads(cfg.hardware.threads, models)
+    if device.type == "cpu":
+        keep_freed_memory()
+    return models
+
+
+def _compute_dtype(cfg: DictConfig) -> torch.dtype | None:
+    return torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else None
+
+
 def _connect(
     cfg: DictConfig, folder: Path | None, env: Env, algo: Algorithm, models: ModelSet
 ) -> Parts:
-    ranks, chat = models.ranks, Chat(models.tokenizer)
+    ranks, chat, activity = models.ranks, Chat(models.tokenizer), Activity()
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
         models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
         publish=lambda name: generator.load(name, models.version(name)), ranks=ranks,
-        activity=(activity := Activity()),
+        activity=activity,
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
     collector.activity = activity
@@ -206,54 +244,10 @@ def _connect(
         make_env=make_env, chat=chat, generator=generator, seed=cfg.seed,
         policy_version=partial(models.version, "policy"), actors=RankActors(models),
     )  # fmt: skip
-    data = as_dataclass(cfg.data, DataConfig)
-    keeps = algo.replay_capacity or data.keep_episodes
-    file = folder / FILE if folder and keeps else None
-    return Parts(
-        collector=collector, models=models, generator=generator, algo=algo, learner=learner,
-        buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
-        eval=as_dataclass(cfg.eval, EvalConfig), play=collector.play, seed=cfg.seed,
-        context=_context(cfg, env, models, collector), data=data, ranks=ranks, activity=activity,
-    )  # fmt: skip
-
-
-def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
-    device = ranks.device or pick_device(cfg.hardware.device)
-    config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
-    # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
-    tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
-    passes = Passes(None if ranks.sharded else _half(cfg), tokens)
-    models = ModelSet(config, algo.models(), place, cfg.seed, ranks, passes)
-    load_initial_weights(models, init, Path(cfg.runs))
-    set_threads(cfg.hardware.threads, models)
-    if device.type == "cpu":
-        keep_freed_memory()
-    return models
-
-
-def _half(cfg: DictConfig) -> torch.dtype | None:
-    return torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else None
-
-
-def spread_models(cfg: DictConfig, models: ModelSet, ranks: Ranks) -> None:
-    """Compare the models of all ranks and shard them if configured. Raises UserError if they
-    differ."""
-    if ranks.size > 1:
-        sums = {f"the weights of {name}": text for name, text in models.checksums().items()}
-        remedy = "give all of them the same model, init and versions of packages"
-        check_agreement(ranks, sums, remedy)
-    if ranks.sharded:
-        models.shard(ranks.device, _half(cfg))
-
-
-def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) -> Context:
-    ranks, generator = models.ranks, collector.generator
-    if ranks.size > 1 or ranks.sharded:
-        generator = RankGenerator(generator, models)
 
     def indistinguishable(episode: Episode, turn: int) -> list[Task]:
         tasks = env.tasks(episode.task.split)
-        found = indistinguishable_tasks(episode, turn, tasks, collector.make_env)
+        found = indistinguishable_tasks(episode, turn, tasks, make_env)
         if ranks.size == 1:
             return found
         # an environment that calls a model may differ between ranks, so rank 0 decides
@@ -261,24 +255,22 @@ def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) 
         others = [task for task in tasks if task.id != episode.task.id]
         return [task for task in [episode.task, *others] if task.id in names]
 
-    return Context(
-        chat=collector.chat, models=models, generator=generator, sampling=collector.sampling,
-        seed=cfg.seed, turn_delimiter=env.turn_delimiter,
+    is_shared = ranks.size > 1 or ranks.sharded
+    context = Context(
+        chat=chat, models=models, generator=RankGenerator(generator, models) if is_shared
+        else generator, sampling=collector.sampling, seed=cfg.seed,
+        turn_delimiter=env.turn_delimiter, indistinguishable_tasks=indistinguishable,
         probe=lambda starts: collector.play(starts, collector.sampling),
-        indistinguishable_tasks=indistinguishable,
     )  # fmt: skip
-
-
-def check_settings(cfg: DictConfig, parts: Parts, extra_tokens: int) -> None:
-    """Raise UserError for invalid sizes and for splits without tasks. The algorithm's own prompts
-    add up to `extra_tokens` tokens to an episode."""
-    max_seq_len = parts.collector.max_seq_len
-    require_at_least(1, microbatch_tokens=cfg.hardware.microbatch_tokens)
-    if parts.algo.plays:
-        require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    validate_context(cfg, max_positions(parts.models.module("policy")), extra_tokens)
-    parts.generator.check_context(max_seq_len + extra_tokens)
-    validate_splits(parts.eval, parts.make_env())
+    data = as_dataclass(cfg.data, DataConfig)
+    keeps = algo.replay_capacity or data.keep_episodes
+    file = folder / BUFFER_FILE if folder and keeps else None
+    return Parts(
+        collector=collector, models=models, generator=generator, algo=algo, learner=learner,
+        buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
+        eval=as_dataclass(cfg.eval, EvalConfig), play=collector.play, seed=cfg.seed,
+        context=context, data=data, ranks=ranks, activity=activity,
+    )  # fmt: skip
 
 
 def validate_splits(settings: EvalConfig, env: Env) -> None:
@@ -289,17 +281,7 @@ def validate_splits(settings: EvalConfig, env: Env) -> None:
             raise UserError(line, code="empty-split")
 
 
-def validate_temperature(cfg: DictConfig, algo: Algorithm) -> None:
-    """Raise UserError if a loss uses probability ratios and the temperature is not 1, since
-    log-probs are computed at temperature 1."""
-    temperature = cfg.rollout.temperature
-    if algo.uses_ratio and temperature != 1:
-        line = f"rollout.temperature is {temperature:g}, and algo '{cfg.choices.algo}' corrects for"
-        message = f"{line} the policy at temperature 1; set rollout.temperature=1"
-        raise UserError(message, code="temperature")
-
-
-def with_val(settings: EvalConfig, env: Env) -> EvalConfig:
+def _with_val(settings: EvalConfig, env: Env) -> EvalConfig:
     """Return the settings with the split `val` added. Raises UserError if it has no tasks."""
     if settings.splits[0] == VAL:
         line = "eval.splits begins with 'val', which save_best=true selects by"
@@ -336,19 +318,59 @@ def load_demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) 
     return read_demos(source, lines, reader, skip_invalid=data.skip_invalid)
 
 
+def earlier_episodes(
+    cfg: DictConfig, data: DataConfig, chat: Chat, algo: Algorithm, env: Env
+) -> list[Episode]:
+    """Return the newest episodes of the run `data.buffer`, with new ids, or none without one.
+
+    Their number is the algorithm's replay capacity. Raises UserError if the algorithm cannot use
+    them or if they come from another environment, task, system message, model or chat template.
+    """
+    if data.buffer is None:
+        if data.offline:
+            line = "data.offline=true needs episodes to learn from; name data.buffer=RUN"
+            raise UserError(line, code="offline-without-buffer")
+        return []
+    if not algo.replay_capacity:
+        line = f"algo '{cfg.choices.algo}' does not replay episodes, so it cannot use data.buffer"
+        raise UserError(f"{line}; use one that does, as nlac or archer", code="no-replay")
+    if data.offline and not algo.learns_offline:
+        line = f"data.offline=true, but algo '{cfg.choices.algo}' trains its policy on new episodes"
+        raise UserError(f"{line}; leave data.offline out, or use nlac", code="not-offline")
+    run = find_run(data.buffer, Path(cfg.runs))
+    model, template = load(run.config_file, []).model.path, run.meta.get("chat_template")
+    if (model, template) != (cfg.model.path, chat.fingerprint):
+        line = f"run '{run.name}' was played with {model}, this one is {cfg.model.path}"
+        remedy = "or their templates differ; name a data.buffer of the same model"
+        raise UserError(f"{line}, {remedy}", code="other-model")
+    file = run.folder / BUFFER_FILE
+    stored = read_episodes(file, algo.replay_capacity) if is_file(file) else []
+    stored = [episode for episode in stored if episode.error is None and episode.turns]
+    if not stored:
+        line = f"run '{run.name}' has kept no complete episodes"
+        raise UserError(f"{line}; train it with data.keep_episodes=true", code="no-episodes")
+    tasks, system = {task.id: task for task in train_tasks(env)}, env.system()
+    remedy = "set env as that run did, or name another data.buffer"
+    for episode in stored:
+        if tasks.get(episode.task.id) != episode.task:
+            line = f"task '{episode.task.id}' of run '{run.name}' is not a train task of this env"
+            raise UserError(f"{line}; {remedy}", code="other-tasks")
+        first = episode.turns[0].observation
+        if [m.content for m in first if m.role == "system"] != ([system] if system else []):
+            line = f"the episodes of run '{run.name}' begin with another system message"
+            raise UserError(f"{line} than this env; {remedy}", code="other-system")
+    return [replace(e, id=f"buffer-{e.id}", group=f"buffer-{e.group}") for e in stored]
+
+
 def pick_device(name: str) -> torch.device:
     """Return a torch device. Raises UserError if it is unknown or not present."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         line = f"hardware.device '{name}' needs a CUDA device and none was found"
         raise UserError(f"{line}; give hardware=cpu, or hardware.device=cpu", code="no-cuda")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         line = f"hardware.device '{name}' is unknown; use cpu or cuda"
         raise UserError(line, code="unknown-device")
-    return device
+    return torch.device(name)
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:
@@ -363,18 +385,6 @@ def set_threads(threads: int | None, models: ModelSet) -> None:
     chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else max(1, min(8, cores)))
     require_at_most(MAX_THREADS, **{name: chosen})  # OpenMP aborts if it cannot create them
     torch.set_num_threads(chosen)
-
-
-def load_initial_weights(models: ModelSet, init: str | None, runs: Path) -> None:
-    """Load the policy from the run or folder `init`, if any."""
-    if init is None:
-        return
-    folder = Path(init)
-    names = ("config.json", "adapter_config.json")
-    if not any(is_file(folder / name) for name in names):
-        part = "models/policy/"
-        folder = played_checkpoint(find_run(init, runs), part).folder / part
-    models.load_weights("policy", folder)
 
 
 def keep_freed_memory() -> None:

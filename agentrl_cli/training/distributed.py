@@ -25,7 +25,7 @@ from agentrl_cli.core.distributed import Item, Numbers, Ranks, Result
 from agentrl_cli.core.errors import DistributedError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.rollout.actors import Actors, PlayRequest
+from agentrl_cli.rollout.collector import Actors, PlayRequest
 from agentrl_cli.training.memory_plan import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ class ProcessRanks(Ranks):
         """Connect. Raises UserError if ranks or devices are missing or another engine is set."""
         for variable in OTHER_ENGINES:
             if os.environ.get(variable, "").lower() in ("true", "1"):
-                line = f"accelerate launch sets another engine ({variable})"
-                line += "; start it without, hardware=ddp or hardware=fsdp is enough"
-                raise UserError(line, code="other-engine")
+                line = f"accelerate launch sets another engine ({variable}); start it without"
+                raise UserError(
+                    f"{line}, hardware=ddp or hardware=fsdp is enough", code="other-engine"
+                )
         if device != "cpu":
             if not torch.cuda.is_available():
                 line = f"hardware '{strategy}' needs CUDA devices and none was found"
@@ -69,9 +70,9 @@ class ProcessRanks(Ranks):
         except (OSError, RuntimeError, ValueError) as error:  # a used port, a missing host
             reason = str(error).splitlines()[0]
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            line = f"the processes of this run cannot connect at {place} ({reason}); give the"
-            line += " launcher a reachable address and a free port"
-            raise UserError(line, code="no-rendezvous") from error
+            line = f"the processes of this run cannot connect at {place} ({reason})"
+            remedy = "give the launcher a reachable address and a free port"
+            raise UserError(f"{line}; {remedy}", code="no-rendezvous") from error
         self.store, self.rank, self.size = PrefixStore("agentrl", store), rank, size
         # Accelerate's CPU device has an index, which safetensors does not accept
         self.device = torch.device("cpu") if device == "cpu" else state.device
@@ -93,9 +94,8 @@ class ProcessRanks(Ranks):
             return []
         own: list[Result] = []
         with self.together():
-            bounds = [rank * len(items) // self.size for rank in (self.rank, self.rank + 1)]
-            part = items[slice(*bounds)]
-            own = work(part) if part else []
+            first, end = (rank * len(items) // self.size for rank in (self.rank, self.rank + 1))
+            own = work(items[first:end]) if first < end else []
         return [result for results in self.gather(own, "results") for result in results]
 
     def sum(self, numbers: Numbers) -> Numbers:
@@ -109,13 +109,12 @@ class ProcessRanks(Ranks):
         if not whole:
             return
         has = self.sum(torch.tensor([float(weight.grad is not None) for weight in whole]))
-        found = [weight for weight, count in zip(whole, has.tolist(), strict=True) if count]
-        buckets: list[list[nn.Parameter]] = [[]]
-        for weight in found:
-            if buckets[-1] and sum(w.numel() for w in [*buckets[-1], weight]) > BUCKET:
+        buckets: list[list[nn.Parameter]] = []
+        for weight in (weight for weight, count in zip(whole, has.tolist(), strict=True) if count):
+            if not buckets or sum(w.numel() for w in [*buckets[-1], weight]) > BUCKET:
                 buckets.append([])
             buckets[-1].append(weight)
-        for bucket in filter(None, buckets):
+        for bucket in buckets:
             gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in bucket]
             rows = [gradient.float().flatten() for gradient in gradients]
             summed = self.sum(torch.cat(rows)).split([len(row) for row in rows])
@@ -163,12 +162,11 @@ def reason_of(error: Exception) -> tuple[str, str]:
 
 def error_of(rank: int, kind: str, text: str) -> Exception:
     """Return the error to raise here for the error of another rank."""
-    kinds = {"user": UserError, "stopped": RunAborted, "memory": MemoryError}
-    if kind in kinds:
-        return kinds[kind](text)
     if kind == "generator":
         return GeneratorError(text, [])
-    return DistributedError(f"rank {rank} of this run failed ({text.splitlines()[0]})")
+    if kind == "other":
+        return DistributedError(f"rank {rank} of this run failed ({text.splitlines()[0]})")
+    return {"user": UserError, "stopped": RunAborted, "memory": MemoryError}[kind](text)
 
 
 @contextmanager

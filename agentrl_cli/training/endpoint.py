@@ -4,69 +4,95 @@ With `eval.act=refined` the same model also plays the algorithm's roles."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.base import Algorithm, Context, PlayOnly
 from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode
+from agentrl_cli.core.types import ROLES, Message
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
-from agentrl_cli.models.specs import ModelSpec
-from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
-from agentrl_cli.training.build import validate_splits
+from agentrl_cli.rollout.chat_template import Chat, Ids, Tools
+from agentrl_cli.training.build import Parts, validate_splits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from agentrl_cli.models.model_set import ModelSet
     from agentrl_cli.rollout.collector import Collector
-    from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 PATH = "endpoint"  # model.path of a model on a server
+BYTES = 256
+BEGIN = {role: BYTES + number for number, role in enumerate(ROLES)}
+ROLE = {mark: role for role, mark in BEGIN.items()}
+END = BYTES + len(ROLES)
+
+
+class MessageChat(Chat):
+    """Messages as token ids without a tokenizer: each byte of a text is an id, and further ids
+    begin and end messages. A generator can decode them without loss."""
+
+    has_later_system_turns = True  # pyright: ignore[reportAssignmentType]
+    fingerprint = "messages"  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self) -> None:
+        self.answer_prefix, self.end_of_turn, self.stop_ids = "", END, (END,)
+
+    def start(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return [*_ids(messages), BEGIN["assistant"]]
+
+    def extend(self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()) -> Ids:
+        if not messages:
+            return []
+        end = [] if last_id == END else [END]
+        return [*end, *_ids(messages), BEGIN["assistant"]]
+
+    def encode_action(self, text: str) -> Ids:
+        return [*text.encode("utf-8", "replace"), END]
+
+    def encode_raw(self, text: str) -> Ids:
+        line = "model=endpoint takes messages only; use an algorithm without raw prompts"
+        raise UserError(line, code="unsupported-model")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text_of(ids)
+
+    def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:
+        return bytes(i for i in ids if i < BYTES).decode("utf-8", "replace")
+
+    def check(self, tools: Tools = ()) -> None:
+        """Raise UserError if there are tools."""
+        if tools:
+            line = "model=endpoint plays in text, and this environment has tools for a template"
+            raise UserError(f"{line}; set env.actions=react", code="unsupported-model")
+
+
+def _ids(messages: Sequence[Message]) -> Ids:
+    ids: Ids = []
+    for message in messages:
+        calls = str(list(message.tool_calls)) if message.tool_calls else ""
+        text = f"{message.content}{calls}".encode("utf-8", "replace")
+        ids += [BEGIN[message.role], *text, END]
+    return ids
 
 
 @dataclass(kw_only=True)
-class Untrained(Algorithm):
-    """An algorithm without weights. It can refine actions if `inner` can."""
+class Untrained(PlayOnly):
+    """The model alone, which can refine its actions if `inner` can."""
 
     inner: Algorithm = field(repr=False)
-    plays = False
-
-    def models(self) -> dict[str, ModelSpec]:
-        return {}
-
-    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Raise UserError."""
-        message = "model=endpoint cannot be trained; evaluate it with agentrl eval"
-        raise UserError(message, code="not-trainable")
 
     def generator(self, act: str) -> Generator:
         return self.inner.generator(act)
 
 
-@dataclass
-class EndpointParts:
-    """The attributes of `Parts` that `evaluate` needs."""
-
-    collector: Collector
-    generator: EndpointGenerator
-    algo: Algorithm
-    chat: MessageChat
-    make_env: Any
-    eval: EvalConfig
-    play: Any
-    seed: int
-
-
-def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
-    """Build the parts. Raises UserError if the server or the model is missing, or if the
-    environment has tools or a split without tasks."""
+def assemble_endpoint(cfg: DictConfig) -> Parts:
+    """Build the parts that `evaluate` needs. Raises UserError if the server or the model is
+    missing, or if the environment has tools or a split without tasks."""
     config = as_dataclass(cfg.model, ModelConfig)
     request = config.request
     if not config.url or not config.name or request is None:
@@ -91,19 +117,18 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
     )
     settings = as_dataclass(cfg.eval, EvalConfig)
     algo: Algorithm = build(cfg.algo)
-    if settings.act == "refined":
-        algo.bind(_context(cfg, env, collector))
-    validate_splits(settings, env)
-    return EndpointParts(
-        collector, generator, Untrained(inner=algo), chat, make_env, settings, collector.play,
-        cfg.seed,
-    )  # fmt: skip
-
-
-def _context(cfg: DictConfig, env: Env, collector: Collector) -> Context:
-    return Context(
-        chat=collector.chat, models=cast("ModelSet", None), generator=collector.generator,
-        sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
-        probe=lambda starts: collector.play(starts, collector.sampling),
+    absent: Any = None  # what only training needs
+    context = Context(
+        chat=chat, models=absent, generator=generator, sampling=collector.sampling, seed=cfg.seed,
+        turn_delimiter=env.turn_delimiter,
         indistinguishable_tasks=lambda episode, turn: [episode.task],
+        probe=lambda starts: collector.play(starts, collector.sampling),
+    )  # fmt: skip
+    if settings.act == "refined":
+        algo.bind(context)
+    validate_splits(settings, env)
+    return Parts(
+        collector=collector, models=absent, generator=generator, algo=Untrained(inner=algo),
+        learner=absent, buffer=absent, chat=chat, make_env=make_env, eval=settings,
+        play=collector.play, seed=cfg.seed, context=context, data=absent,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,19 +17,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import get_scheduler
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.files import read_json
+from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.forward import collate, rank_passes
 from agentrl_cli.models.model_set import ModelSet, copy_whole, is_head, whole
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 
+COUNTS = ("tokens", "trained_tokens", "samples", "empty", "steps")
 Terms = tuple[list[int], dict[str, float]]  # a micro-batch's samples, its loss and sums by name
 
 
@@ -37,8 +37,8 @@ class NonFiniteError(RuntimeError):
     JSON values."""
 
     def __init__(self, phase: str, term: str, samples: list[Sample]) -> None:
-        stopped = "training stopped before the step was taken"
-        super().__init__(f"phase '{phase}': {term} is not finite; {stopped}")
+        line = f"phase '{phase}': {term} is not finite"
+        super().__init__(f"{line}; training stopped before the step was taken")
         self.phase, self.term = phase, term
         self.rows = [asdict(sample) for sample in samples]
 
@@ -48,42 +48,30 @@ class PhaseMeter:
     """Sums over all phases of one name within an update. `empty` counts phases without samples."""
 
     units: float = 0.0
-    tokens: int = 0
-    trained_tokens: int = 0
-    samples: int = 0
-    steps: int = 0
-    empty: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
     lr: float = 0.0
     grad_norm: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return means per unit of the loss, the mean gradient norm per step, and totals."""
-        if not self.steps:
-            return {f"{name}/empty": float(self.empty)}
-        means = {key: total / self.units for key, total in self.sums.items()}
-        counts = {
-            "tokens": self.tokens, "trained_tokens": self.trained_tokens, "samples": self.samples,
-            "empty": self.empty, "steps": self.steps,
-        }  # fmt: skip
-        per_step = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
-        return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **per_step}.items()}
+        counts = self.counts
+        if not counts["steps"]:
+            return {f"{name}/empty": float(counts["empty"])}
+        found = {key: total / self.units for key, total in self.sums.items()}
+        found |= {key: counts[key] for key in COUNTS}
+        found |= {"grad_norm": self.grad_norm / counts["steps"], "lr": self.lr}
+        return {f"{name}/{key}": float(number) for key, number in found.items()}
 
 
 class Learner:
     """Trains the phases of an update, one after the other."""
 
     def __init__(
-        self,
-        models: ModelSet,
-        specs: dict[str, ModelSpec],
-        *,
-        microbatch_tokens: int,
-        seed: int,
-        publish: Callable[[str], None],
-        activity: Activity | None = None,
+        self, models: ModelSet, specs: dict[str, ModelSpec], *, microbatch_tokens: int, seed: int,
+        publish: Callable[[str], None], activity: Activity | None = None,
         ranks: Ranks | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create the optimizers of models that hold their first weights. `microbatch_tokens` is the
         maximum of padded tokens of a forward pass. `publish(name)` is called after a generating
         model was trained."""
@@ -114,10 +102,8 @@ class Learner:
         return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
 
     def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
-        if phase.model not in self.optimizers:
-            raise ValueError(f"phase '{phase.name}' trains '{phase.model}', which has no optimizer")
         if not phase.samples:
-            meter.empty += 1
+            meter.counts["empty"] += 1
             return
         for epoch in range(phase.epochs):
             seed = derive_seed(self.seed, "learner", step, phase.name, epoch)
@@ -134,8 +120,8 @@ class Learner:
         samples = [phase.samples[i] for group in groups for i in group]
         units = sum(map(phase.units, samples))
         if units <= 0:
-            step = f"a step of {len(samples)} samples with nothing to train"
-            raise ValueError(f"phase '{phase.name}' has {step}")
+            line = f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to"
+            raise ValueError(f"{line} train")
         optimizer.clear()
         of_ranks = self.ranks.gather(self._add_gradients(phase, groups, units), "passes")
         for rows, terms in (part for found in of_ranks for part in found):
@@ -152,11 +138,11 @@ class Learner:
         meter.lr = 0.0 if phase.head_only else optimizer.lr
         optimizer.step(head_only=phase.head_only)
         meter.grad_norm += norm
-        meter.steps += 1
         meter.units += units
-        meter.samples += len(samples)
-        meter.tokens += sum(len(sample.ids) for sample in samples)
-        meter.trained_tokens += sum(sum(sample.mask) for sample in samples)
+        meter.counts["steps"] += 1
+        meter.counts["samples"] += len(samples)
+        meter.counts["tokens"] += sum(len(sample.ids) for sample in samples)
+        meter.counts["trained_tokens"] += sum(sum(sample.mask) for sample in samples)
 
     def _add_gradients(self, phase: Phase, groups: list[list[int]], units: float) -> list[Terms]:
         """Add the gradients of this rank's micro-batches; return the loss and metrics of each."""
@@ -179,14 +165,13 @@ class Learner:
     def save(self, folder: Path | None) -> None:
         """Write each optimizer's tensors as safetensors and all step counts in one JSON file. Ranks
         that do not write give None."""
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        for name, optimizer in self.optimizers.items():
-            tensors = optimizer.tensors(kept=folder is not None)
-            if folder is not None:
-                save_file(tensors, folder / f"{name}.safetensors")
         if folder is None:
+            for optimizer in self.optimizers.values():
+                optimizer.tensors(kept=False)
             return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, optimizer in self.optimizers.items():
+            save_file(optimizer.tensors(), folder / f"{name}.safetensors")
         steps = {name: optimizer.steps for name, optimizer in self.optimizers.items()}
         (folder / "optimizers.json").write_text(json.dumps(steps))
 
@@ -246,8 +231,10 @@ class Optimizer:
 
     def __init__(self, weights: list[tuple[str, nn.Parameter]], spec: OptimizerSpec) -> None:
         self.spec, self.steps, self.weights = spec, 0, dict(weights)
-        full = torch.float32
-        self.masters = {k: p if p.dtype == full else p.detach().float() for k, p in weights}
+        self.masters = {
+            key: weight if weight.dtype == torch.float32 else weight.detach().float()
+            for key, weight in weights
+        }
         groups = [{"params": list(self.masters.values()), "lr": spec.lr}]
         if spec.head_lr is not None:
             groups = [
@@ -256,8 +243,6 @@ class Optimizer:
             ]
         self.full_rates = [float(group["lr"]) for group in groups]
         self.adam = torch.optim.AdamW(groups, lr=spec.lr, weight_decay=spec.weight_decay)
-        self.decay = _cosine(self.adam, spec.warmup_steps, spec.decay_steps)
-        self.restart = _cosine(self.adam, 0, spec.restart_steps)
 
     @property
     def lr(self) -> float:
@@ -265,8 +250,8 @@ class Optimizer:
         return self._scheduled(self.spec.lr)
 
     def _scheduled(self, full: float) -> float:
-        """Return the rate of the next step for the full rate `full`. transformers' own warm-up
-        starts at zero and its restarts return to the full rate, so both are written out here."""
+        """Return the rate of the next step for the full rate `full`: a linear warm-up that does not
+        start at zero, a cosine, and cosine restarts from half the rate of the cycle before."""
         spec, done = self.spec, self.steps
         if done < spec.warmup_steps:
             return full * (done + 1) / spec.warmup_steps
@@ -274,9 +259,11 @@ class Optimizer:
             return full
         if spec.restart_steps and done >= spec.decay_steps:
             cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
-            return full / 2 ** (cycle + 1) * self.restart(place)
-        end = max(spec.decay_steps, spec.warmup_steps + 1)
-        return full * self.decay(min(done, end))  # after its end the cosine would rise again
+            full, progress = full / 2 ** (cycle + 1), place / spec.restart_steps
+        else:
+            length = max(1, spec.decay_steps - spec.warmup_steps)
+            progress = min(1.0, (done - spec.warmup_steps) / length)
+        return full * (0.5 * (1 + math.cos(math.pi * progress)))
 
     def step(self, *, head_only: bool = False) -> None:
         """Apply the gradients and clear them. A `head_only` step uses the full rate and does not
@@ -315,7 +302,7 @@ class Optimizer:
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         """Restore `tensors`. Raises KeyError for a tensor of no weight, ValueError for another
         shape, a missing master or an invalid number of steps."""
-        if type(steps) is not int or steps < 0:
+        if not is_count(steps):
             raise ValueError(f"{steps!r} is not a number of steps")
         for key, master in self.masters.items():
             if master is not self.weights[key] and f"{key}|master" not in tensors:
@@ -335,12 +322,3 @@ class Optimizer:
                 moment = torch.empty_like(master, dtype=tensor.dtype)
                 self.adam.state[master][part] = moment
                 copy_whole(moment, tensor)
-
-
-def _cosine(
-    adam: torch.optim.Optimizer, warmup_steps: int, decay_steps: int
-) -> Callable[[int], float]:
-    """Return the cosine schedule: from a step to its factor of the full rate."""
-    scheduler = get_scheduler("cosine", adam, warmup_steps, decay_steps)
-    assert isinstance(scheduler, LambdaLR)
-    return scheduler.lr_lambdas[0]

@@ -80,7 +80,7 @@ class MemoryPlan:
 
 
 def device_type(cfg: DictConfig) -> str:
-    """Return the configured device, cpu or cuda, which may be missing."""
+    """Return cpu or cuda, as configured; the device may be missing."""
     return "cuda" if cfg.hardware.device.startswith("cuda") else "cpu"
 
 
@@ -139,54 +139,82 @@ def logits_bytes(shapes: Shapes, tokens: int) -> int:
     return states + max(3 * FULL * logits, 2 * size * logits + gradients)
 
 
-def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
-    """Return the bytes of an algorithm's models and optimizers. Without LoRA each model is a copy.
-    Weights below float32 have float32 masters and averages."""
-    kinds, size = [spec.kind for spec in algo.models().values()], shapes.size
-    own, full = shapes.adapter or shapes.parameters, FULL if size < FULL else 0
-    return {
-        "base weights": size * shapes.parameters * (1 if shapes.adapter else len(kinds)),
-        "adapters": size * shapes.adapter * len(kinds),
-        "float32 masters": full * own * kinds.count("trained"),
-        "float32 averages": full * own * kinds.count("ema"),
-        "optimizer moments": 2 * FULL * own * kinds.count("trained"),
-    }
+def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
+    """Return the plan of a run, per process if there are several. Raises UserError if the model's
+    config.json cannot be read, or if episodes may be longer than the model's context.
 
-
-def training_phases(
-    shapes: Shapes, tokens: int, context: int, *, checkpointed: bool, cuda: bool
-) -> dict[str, Bytes]:
-    """Return the bytes of an update with `tokens` in a micro-batch and `context` in a sample. A
+    Without LoRA each model is a copy. Weights below float32 have float32 masters and averages. A
     checkpointed layer keeps its input only and is recomputed in the backward pass. On CUDA AdamW
-    steps all weights together and allocates a root of each second moment."""
-    s, layer = shapes, layer_bytes(shapes, context)
-    own = s.adapter or s.parameters
-    gradients = {"gradients": s.size * own}
-    activations = s.layers * (s.size * s.hidden if checkpointed else layer)
-    held = gradients | {"activations": tokens * activations}
-    of_layer = s.size * (2 * s.mlp + s.hidden) + (layer if checkpointed else 0)
-    of_step = {"gradients of masters": FULL * own if s.size < FULL else 0}
-    of_step |= {"roots of moments": FULL * own if cuda else 0}
-    return {
+    steps all weights together and allocates a root of each second moment. Rows of a batch may be as
+    long as an episode; a server decodes without memory of this process.
+    """
+    s, context = read_shapes(cfg), cfg.rollout.max_seq_len
+    validate_context(cfg, s.positions)
+    size, own = s.size, s.adapter or s.parameters
+    master = FULL if size < FULL else 0  # bytes of the float32 copy of a smaller weight
+    specs = algo.models().values()
+    kinds = [spec.kind for spec in specs]
+    trained = kinds.count("trained")
+    checkpointed = cfg.model.gradient_checkpointing
+    tokens = max(cfg.hardware.microbatch_tokens, context)
+    layer = layer_bytes(s, context)
+    gradients = {"gradients": size * own}
+    activations = tokens * s.layers * (size * s.hidden if checkpointed else layer)
+    held = gradients | {"activations": activations}
+    of_layer = size * (2 * s.mlp + s.hidden) + (layer if checkpointed else 0)
+    cached, batch, logits = 0, 0, 0
+    generator = cfg.hardware.generator
+    if "cache_tokens" in generator:
+        mib = generator.get("cache_mib")
+        half = sys.maxsize if mib is None else int(mib * 2**19)
+        token = 2 * s.layers * s.keys * size  # keys and values in all layers
+        rows = generator.max_batch * context
+        generating = sum(spec.generates for spec in specs)
+        cached = min(half, generating * max(rows, generator.cache_tokens) * token)
+        batch = min(half, rows * token)
+        logits = SAMPLED * FULL * generator.max_batch * s.vocabulary
+    kept = {
+        "base weights": size * s.parameters * (1 if s.adapter else len(kinds)),
+        "adapters": size * s.adapter * len(kinds),
+        "float32 masters": master * own * trained,
+        "float32 averages": master * own * kinds.count("ema"),
+        "optimizer moments": 2 * FULL * own * trained,
+        "keys and values": cached,
+    }
+    roots = FULL * own if device_type(cfg) == "cuda" else 0
+    step = gradients | {"gradients of masters": master * own, "roots of moments": roots}
+    phases = {
         "reading logits": held | {"logits and loss": logits_bytes(s, tokens)},
         "the backward pass": held | {"backward of a layer": tokens * of_layer},
-        "an optimizer step": gradients | of_step,
+        "an optimizer step": step,
+        "decoding": {"a batch's keys and values": batch, "logits of a step": logits},
     }
+    plan = MemoryPlan(parameters=s.parameters, adapter=s.adapter, kept=kept, phases=phases)
+    if cfg.hardware.get("strategy") != "fsdp" or s.adapter:
+        return plan
+    processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
+    return sharded_plan(plan, s, processes, len(kinds))
 
 
-def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, int, int]:
-    """Return the bytes of cached keys and values, those of a batch, and its logits, if `models`
-    models generate rows as long as an episode may be. Zeros if a server decodes."""
-    generator = cfg.hardware.generator
-    if "cache_tokens" not in generator:
-        return 0, 0, 0
-    batch = generator.max_batch * cfg.rollout.max_seq_len
-    stays = models * max(batch, generator.cache_tokens)
-    logits = SAMPLED * FULL * generator.max_batch * shapes.vocabulary
-    mib = generator.get("cache_mib")
-    half = sys.maxsize if mib is None else int(mib * 2**19)
-    token = 2 * shapes.layers * shapes.keys * shapes.size  # keys and values in all layers
-    return min(half, stays * token), min(half, batch * token), logits
+def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int, models: int) -> MemoryPlan:
+    """Return the plan of one process of hardware=fsdp. It holds a share, in float32, of the weights
+    and of their gradients and moments. A forward pass gathers the vocabulary and two layers at a
+    time, decoding gathers all weights."""
+    parameters, size = shapes.parameters, shapes.size
+    roots = plan.phases["an optimizer step"]["roots of moments"]
+    gradients = {"gradients": FULL * parameters // processes}
+    vocabulary = shapes.vocabulary * shapes.hidden
+    two_layers = 2 * (parameters - vocabulary) // shapes.layers
+    gathered = {"gathered layers": size * (vocabulary + two_layers)}
+    phases = {name: {**parts, **gradients, **gathered} for name, parts in plan.phases.items()}
+    phases["an optimizer step"] = gradients | {"roots of moments": roots // processes}
+    phases["decoding"] = plan.phases["decoding"] | {"gathered weights": size * parameters}
+    kept = {
+        "base weights": FULL * models * parameters // processes,
+        "optimizer moments": plan.kept["optimizer moments"] // processes,
+        "keys and values": plan.kept["keys and values"],
+    }
+    return replace(plan, kept=kept, phases=phases)
 
 
 def validate_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
@@ -202,51 +230,7 @@ def validate_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> 
         raise UserError(f"{line}, {reads}; {remedy}", code="context-too-long")
 
 
-def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan:
-    """Return the plan of one process of hardware=fsdp. It holds a share, in float32, of the weights
-    and of their gradients and moments. A forward pass gathers the vocabulary and two layers at a
-    time, decoding gathers all weights."""
-    copies = plan.kept["base weights"] // shapes.size  # of each parameter of each model
-    held = {"base weights": FULL * copies, "optimizer moments": plan.kept["optimizer moments"]}
-    roots = plan.phases["an optimizer step"]["roots of moments"]
-    of_step = {"gradients": FULL * shapes.parameters, "roots of moments": roots}
-    held, of_step = (
-        {name: number // processes for name, number in part.items()} for part in (held, of_step)
-    )
-    vocabulary = shapes.vocabulary * shapes.hidden
-    two_layers = 2 * (shapes.parameters - vocabulary) // shapes.layers
-    gathered = {"gathered layers": shapes.size * (vocabulary + two_layers)}
-    gradients = {"gradients": of_step["gradients"]}
-    phases = {name: {**parts, **gradients, **gathered} for name, parts in plan.phases.items()}
-    whole = {"gathered weights": shapes.size * shapes.parameters}
-    phases |= {"an optimizer step": of_step, "decoding": plan.phases["decoding"] | whole}
-    values = {"keys and values": plan.kept["keys and values"]}
-    return replace(plan, kept=held | values, phases=phases)
-
-
-def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
-    """Return the plan of a run, per process if there are several. Raises UserError if the model's
-    config.json cannot be read, or if episodes may be longer than the model's context."""
-    shapes, context = read_shapes(cfg), cfg.rollout.max_seq_len
-    validate_context(cfg, shapes.positions)
-    generating = sum(spec.generates for spec in algo.models().values())
-    stays, batch, logits = decoding_bytes(shapes, cfg, generating)
-    phases = training_phases(
-        shapes, max(cfg.hardware.microbatch_tokens, context), context,
-        checkpointed=cfg.model.gradient_checkpointing, cuda=device_type(cfg) == "cuda",
-    )  # fmt: skip
-    phases["decoding"] = {"a batch's keys and values": batch, "logits of a step": logits}
-    plan = MemoryPlan(
-        parameters=shapes.parameters, adapter=shapes.adapter, phases=phases,
-        kept=kept_bytes(shapes, algo) | {"keys and values": stays},
-    )  # fmt: skip
-    if cfg.hardware.get("strategy") != "fsdp" or shapes.adapter:
-        return plan
-    processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
-    return sharded_plan(plan, shapes, processes)
-
-
-# the available memory, and which keys to lower
+# --- the available memory, and which keys to lower ------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -262,6 +246,27 @@ class Saver:
         if isinstance(value, dict):
             value = "{" + ",".join(f"{k}:{v}" for k, v in value.items()).replace("'", "") + "}"
         return f"{self.key}={value}".lower().replace(" ", "")
+
+
+def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
+    """Return keys with lower values, those that save most first."""
+    halved = ["hardware.microbatch_tokens", "rollout.max_seq_len"]
+    halved += [f"hardware.generator.{key}" for key in ("max_batch", "cache_tokens", "cache_mib")]
+    found = {key: OmegaConf.select(cfg, key) for key in halved}
+    values: dict[str, Any] = {key: value // 2 for key, value in found.items() if (value or 0) >= 2}
+    if not cfg.model.gradient_checkpointing:
+        values["model.gradient_checkpointing"] = True
+    if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
+        if cfg.model.lora is None:
+            values["model.lora"] = LORA
+        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+            values["model.dtype"] = "bfloat16"
+    peak, savers = plan_memory(cfg, algo).peak, []
+    for key, value in values.items():
+        changed = copy.deepcopy(cfg)
+        OmegaConf.update(changed, key, value, merge=False)
+        savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
+    return sorted(savers, key=lambda saver: -saver.saves)
 
 
 def available_bytes(cfg: DictConfig) -> int | None:
@@ -288,28 +293,6 @@ def group_limits(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[int]:
             files += [root / above / name for above in (group, *group.parents)]
     texts = [file.read_text().strip() for file in files if file.is_file()]
     return [int(text) for text in texts if text.isdecimal()]
-
-
-def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
-    """Return keys with lower values, those that save most first."""
-    halved = ["hardware.microbatch_tokens", "rollout.max_seq_len"]
-    keys = ("max_batch", "cache_tokens", "cache_mib")
-    halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
-    values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
-    if not cfg.model.gradient_checkpointing:
-        values["model.gradient_checkpointing"] = True
-    if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
-        if cfg.model.lora is None:
-            values["model.lora"] = LORA
-        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
-            values["model.dtype"] = "bfloat16"
-    peak, savers = plan_memory(cfg, algo).peak, []
-    for key, value in values.items():
-        if value:
-            changed = copy.deepcopy(cfg)
-            OmegaConf.update(changed, key, value, merge=False)
-            savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
-    return sorted(savers, key=lambda saver: -saver.saves)
 
 
 def validate_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:

@@ -16,7 +16,7 @@ from agentrl_cli.core.errors import LostActor, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.models.model_set import ModelSet, is_head
-from agentrl_cli.rollout.actors import ActorPool, Cluster
+from agentrl_cli.rollout.actors import ActorPool, RayCluster
 from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.training.build import Parts, build_parts
 
@@ -39,10 +39,10 @@ class RolloutActor:
 
     def load(self, version: int, weights: bytes) -> None:
         """Use these weights, packed by `pack_policy`, from now on."""
-        own, found = _played_weights(self.parts.models), load(weights)
+        own = self.parts.models.weights(POLICY)
         with torch.no_grad():
-            for name, weight in own.items():
-                weight.copy_(found[name])
+            for name, weight in load(weights).items():
+                own[name].copy_(weight)
         self.version = version
         self.parts.models.mark_changed(POLICY)
         self.parts.generator.load(POLICY, version)
@@ -62,7 +62,7 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
     if not parts.generator.gives_hidden_states:
         line = "hardware.actors generate with a model in memory, and hardware.generator uses"
         raise UserError(f"{line} servers; remove one of them", code="actors-with-servers")
-    cluster: Cluster = build(cfg.hardware.actors)
+    cluster: RayCluster = build(cfg.hardware.actors)
     uses_gpus = parts.models.device.type == "cuda" and cluster.gpus > 0
     actor_cfg = cfg.copy()
     actor_cfg.hardware.actors = None
@@ -75,7 +75,8 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
         max_concurrent_episodes=parts.collector.max_concurrent_episodes,
     )  # fmt: skip
     try:
-        pool.wait_until_ready()
+        for actor in pool.actors:
+            actor.wait_until_ready()
     except BaseException as error:
         pool.close()
         if not isinstance(error, LostActor):
@@ -95,9 +96,5 @@ def _other_gpus(own: torch.device) -> list[str]:
 
 def pack_policy(models: ModelSet) -> bytes:
     """Return the policy's weights as safetensors: its adapter or all weights, no value head."""
-    weights = _played_weights(models)
-    return save({name: weight.detach().cpu().contiguous() for name, weight in weights.items()})
-
-
-def _played_weights(models: ModelSet) -> dict[str, torch.nn.Parameter]:
-    return {name: w for name, w in models.weights(POLICY).items() if not is_head(name)}
+    weights = models.weights(POLICY).items()
+    return save({name: w.detach().cpu().contiguous() for name, w in weights if not is_head(name)})

@@ -12,8 +12,7 @@ from agentrl_cli.cli.play import find_task, read_script, replay
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.envs.math.env import MathEnv
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.demos import DemoReader, fingerprint, read_demos, read_lines
-from agentrl_cli.rollout.expert_demos import expert_lines
+from agentrl_cli.rollout.demos import DemoReader, expert_lines, fingerprint, read_demos, read_lines
 from stress.fuzzing.mutations import Draw, mutated_file
 from stress.fuzzing.target import Target
 from tests.builders.demos import COIN, GOOD, twentyq

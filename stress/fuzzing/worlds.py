@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.parse import PARSERS, strict_verdict
 from agentrl_cli.algos.nlac.roles import Candidate, fill
-from agentrl_cli.algos.self_ac.packing import thought_ends
+from agentrl_cli.algos.self_ac import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env

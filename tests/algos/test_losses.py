@@ -14,7 +14,6 @@ from torch import Tensor
 from agentrl_cli.algos import losses
 from agentrl_cli.algos.losses import (
     clipped_turns,
-    shift_left,
     sum_by_turn,
     td_targets,
     turn_advantages,
@@ -229,13 +228,6 @@ def outputs_of(batch: Batch, drift: Any = 0.0, seed: int = 0) -> Outputs:
     logprobs = -torch.rand(batch.mask.shape, generator=draw) * batch.mask
     batch.per_token["old_logprob"] = logprobs - torch.as_tensor(drift) * batch.mask
     return Outputs(logprobs.requires_grad_(), torch.ones_like(batch.mask) * batch.mask, None)
-
-
-@settings(deadline=None)
-@given(numbers, st.integers(0, 9))
-def test_shift_equals_loop(row: list[float], by: int):
-    expected = [row[k + by] if k + by < len(row) else 0.0 for k in range(len(row))]
-    assert shift_left(torch.tensor(row), by).tolist() == expected
 
 
 @settings(deadline=None)

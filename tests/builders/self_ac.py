@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.self_ac import SelfAC
 from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample

@@ -13,7 +13,7 @@ from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.dpo import DPO
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.sft import SFT
-from agentrl_cli.algos.stepagent.algorithm import StepAgentImplicit, StepAgentInverse
+from agentrl_cli.algos.stepagent import StepAgentImplicit, StepAgentInverse
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator

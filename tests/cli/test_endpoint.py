@@ -12,7 +12,7 @@ import pytest
 
 from agentrl_cli.core.types import Message
 from agentrl_cli.generators.endpoint import messages_of
-from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
+from agentrl_cli.training.endpoint import END, ROLE, MessageChat
 from tests.builders.command_line import agentrl, refused
 
 pytest.importorskip("openai", reason="the client library asks the server")

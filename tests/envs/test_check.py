@@ -18,7 +18,7 @@ from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.rollout.expert_demos import expert_episode
+from agentrl_cli.rollout.demos import expert_episode
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
 from tests.fakes.echo import CHAT, EchoEnv, script
 

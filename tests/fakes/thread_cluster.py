@@ -11,40 +11,43 @@ from typing import Any
 
 from agentrl_cli.core.errors import LostActor
 from agentrl_cli.core.types import Episode
-from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer, Part
+from agentrl_cli.rollout.actors import MakePlayer, RayActor, RayCluster
+from agentrl_cli.rollout.collector import PlayRequest
 
 
-def never(part: Part) -> bool:
+def never(part: PlayRequest) -> bool:
     """No part is lost."""
     return False
 
 
-@dataclass
-class ThreadActor(Actor):
-    cluster: ThreadCluster
-    make_player: MakePlayer
-    player: Any = None
-    version: int | None = None
+class ThreadActor(RayActor):
+    def __init__(self, cluster: ThreadCluster, make_player: MakePlayer) -> None:
+        self.cluster, self.make_player = cluster, make_player
+        self.player: Any = None
+        self.version = None
 
     def wait_until_ready(self) -> None:
         self.player = self.player or self.make_player()
 
-    def play(self, part: Part) -> list[Episode]:
+    def play(self, request: PlayRequest, version: int, weights: Any) -> list[Episode]:
         self.wait_until_ready()
-        if self.version != part.version:
-            self.version = part.version
-            self.player.load(self.version, part.weights)
-        if self.cluster.loses(part):
+        if self.version != version:
+            self.version = version
+            self.player.load(version, weights)
+        if self.cluster.loses(request):
             raise LostActor("a rollout actor was lost (it was killed)")
-        return self.player.play(part.starts, part.sampling, part.max_failure_rate)
+        return self.player.play(request.starts, request.sampling, request.max_failure_rate)
 
     def stop(self) -> None:
         self.player = None
 
 
 @dataclass(kw_only=True)
-class ThreadCluster(Cluster):
-    loses: Callable[[Part], bool] = field(default_factory=lambda: never, init=False)
+class ThreadCluster(RayCluster):
+    cpus: float = 1.0
+    address: str | None = None
+    start_timeout: float = 1.0
+    loses: Callable[[PlayRequest], bool] = field(default_factory=lambda: never, init=False)
     launched: int = field(default=0, init=False)
     shared: list[bytes] = field(default_factory=list, init=False)
     is_closed: bool = field(default=False, init=False)
@@ -52,7 +55,7 @@ class ThreadCluster(Cluster):
     def connect(self, gpus: list[str]) -> None:
         assert gpus == []
 
-    def launch(self, make_player: MakePlayer) -> Actor:
+    def launch(self, make_player: MakePlayer) -> RayActor:
         self.launched += 1
         return ThreadActor(self, make_player)
 

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.attention import flex_attention
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl_cli.algos.self_ac.packing import pack_episode
+from agentrl_cli.algos.self_ac import pack_episode
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import packed_attention

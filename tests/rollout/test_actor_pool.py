@@ -174,14 +174,6 @@ def test_too_old_episodes_are_played_again(learner: Learner):
     assert versions(collector, 3) == {3}
 
 
-def test_without_staleness_nothing_is_played_ahead(learner: Learner):
-    collector, pool, _ = made(learner)
-    for step in range(2):
-        learner.version = 2 * step
-        assert versions(collector, step) == {2 * step}
-        assert pool.ahead is None and pool.metrics()["actors/staleness_max"] == 0
-
-
 def test_episodes_ahead_survive_a_checkpoint(learner: Learner):
     collector, pool, _ = made(learner, staleness=1)
     collector.collect(0, 1)

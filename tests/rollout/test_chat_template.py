@@ -101,12 +101,6 @@ def test_template_with_another_prompt_header_is_refused():
         Chat(tiny_tokenizer(other))
 
 
-def test_refused_role_is_named():
-    strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
-    with user_error("refused-messages", "system, user"):
-        Chat(tiny_tokenizer(strict + CHATML)).check()
-
-
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
@@ -156,10 +150,6 @@ def test_delta_keeps_newline_and_one_closing_token(chat):
     assert chat.text_of(chat.extend(user("Yes."), None)) == "<|im_end|>" + text
 
 
-def test_without_messages_the_same_answer_goes_on(chat):
-    assert chat.extend([], chat.end_of_turn) == []
-
-
 def test_a_role_prompt_extends_state_and_action(chat):
     state, action = chat.start(user("Begin.")), chat.encode_action("Is it alive?")
     prompt = chat.role_prompt(state, action, "Forecast.")
@@ -189,11 +179,6 @@ def test_role_instruction_falls_back_to_user_turn(template: str, special: list[s
     prompt = chat.role_prompt(state, action, "Forecast.", "system", "[Note] Forecast.")
     assert prompt == chat.role_prompt(state, action, "[Note] Forecast.")
     assert "[Note] Forecast." in chat.text_of(prompt)
-
-
-def test_raw_message_is_rendered_by_the_template(chat):
-    ids = chat.encode_raw("{message}How likely is it?")
-    assert ids == chat.extend(user("How likely is it?"), None)
 
 
 def test_answer_decodes_and_cache_is_not_shared(chat):
@@ -335,31 +320,6 @@ def test_scripted_turns_equal_the_whole_dialogue(chat):
     whole = [*turns[0].observation, Message("assistant", "Is it alive?"), *user("Yes.")]
     assert ids == chat.start(whole) + chat.encode_action("Is it a cat?")
     assert turns[0].logprobs == [0.0] * len(turns[0].action_ids)
-
-
-def test_scripted_thought_and_action_share_a_message(chat):
-    turns = [Turn(user("Begin."), "Think. ", [], [], []), Turn([], "Act.", [], [], [])]
-    chat.encode_turns(turns)
-    assert turns[0].action_ids[-1] != chat.end_of_turn and turns[1].observation_ids == []
-    assert turns[1].action_ids[-1] == chat.end_of_turn
-
-
-def test_template_receives_tools_and_tool_messages():
-    template = "{% if tools %}{{ tools[0]['name'] }}{% endif %}" + CHATML
-    chat = Chat(tiny_tokenizer(template))
-    tools = [{"name": "search", "parameters": {}}]
-    chat.check(tools)
-    assert chat.text_of(chat.start(user("Begin."), tools)).startswith("search<|im_start|>")
-    answer = chat.extend([Message("tool", "found")], chat.end_of_turn, tools)
-    assert "<|im_start|>tool\nfound<|im_end|>" in chat.text_of(answer)
-
-
-def test_tool_calls_of_a_message_reach_the_template():
-    calls = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c['name'] }}{% endfor %}"
-    template = calls + "{% endfor %}" + CHATML
-    chat = Chat(tiny_tokenizer(template))
-    asked = [Message("assistant", "", ({"name": "search"},)), Message("user", "Go on.")]
-    assert chat.text_of(chat.start(asked)).startswith("search<|im_start|>")
 
 
 def test_raw_text_has_special_tokens_by_name():

@@ -14,8 +14,13 @@ from agentrl_cli.cli.demos import write_demos
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env
-from agentrl_cli.rollout.demos import DemoReader, InvalidDemo, read_demos, read_lines
-from agentrl_cli.rollout.expert_demos import expert_episodes
+from agentrl_cli.rollout.demos import (
+    DemoReader,
+    InvalidDemo,
+    expert_episodes,
+    read_demos,
+    read_lines,
+)
 from tests.builders.demos import COIN, GOOD, SAID, SEEN, SYSTEM, twentyq
 from tests.builders.nlac import CHAT
 

@@ -11,8 +11,7 @@ import pytest
 from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Step
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.rollout.env_threads import MAX_ABANDONED, abandoned_threads
-from agentrl_cli.rollout.play import play
+from agentrl_cli.rollout.play import MAX_ABANDONED, abandoned_threads, play
 from agentrl_cli.train import rollout_metrics
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 from tests.rollout.test_play import SAMPLING, starts, strip
@@ -25,15 +24,6 @@ def sampler():
 
 def roll_in(make_env, begin, generator, **how):
     return play(begin, make_env, CHAT, generator, SAMPLING, max_seq_len=500, **how)
-
-
-def test_missing_threads_stop_the_run(monkeypatch, sampler):
-    def none() -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("agentrl_cli.rollout.env_threads.CallThread", none)
-    with pytest.raises(RunAborted, match="max_concurrent_episodes"):
-        roll_in(EchoEnv, starts(2), sampler, workers=2)
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,7 @@ import pytest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
-from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
+from agentrl_cli.rollout.demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
 from tests.fakes.coin import CoinEnv
 
@@ -66,28 +65,6 @@ def test_seed_determines_the_episodes(shown: list[Episode]):
     again, other = expert_episodes(twentyq(), 70, seed=0), expert_episodes(twentyq(), 70, seed=1)
     assert [e.to_json() for e in again] == [e.to_json() for e in shown]
     assert [e.task.id for e in other] != [e.task.id for e in shown]
-
-
-def test_turn_is_a_thought_and_a_valid_action(shown: list[Episode]):
-    env = twentyq()
-    nouns = {env.world_table.nouns[name] for name in env.world_table.objects}
-    for turn in (turn for episode in shown for turn in episode.turns):
-        thought, action = turn.action.split("\n")
-        assert thought.startswith("Maybe ") and thought[6:].split(".")[0] in nouns
-        assert isinstance(parse(turn.action, env.world_table), Question | Guess), action
-        assert not turn.info.get("invalid") and not turn.info["repeated"]
-
-
-def test_equal_answers_bring_equal_turns():
-    env, histories = twentyq(), {}
-    tasks = [Task(name, "train", {"object": name}) for name in env.world_table.objects]
-    for task in tasks:
-        env.reset(task, 5)
-        heard: tuple[str, ...] = ()
-        for action in env.expert(task):
-            assert histories.setdefault(heard, action) == action
-            heard = (*heard, action, env.step(action).messages[0].content)
-    assert len(histories) > 120  # states that 96 games pass through
 
 
 def test_thoughts_name_the_secret_by_chance():

@@ -1,14 +1,13 @@
 """Episodes keep the tokens as sampled, in any batch, replayed or not; failures are recorded."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, UserError
-from agentrl_cli.core.types import Episode, Message, Step, Turn
+from agentrl_cli.core.types import Episode, Message, Step
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play, probe_starts
 from tests.fakes.echo import (
@@ -84,20 +83,6 @@ def test_an_episode_does_not_depend_on_its_batch(sampler):
     assert [strip(e) for e in together] == [strip(e) for e in alone]
 
 
-def test_live_episodes_share_one_call():
-    sizes: list[int] = []
-
-    class Counting(ScriptedGenerator):
-        def generate(self, prompts, seeds, sampling, model="policy"):
-            sizes.append(len(prompts))
-            return super().generate(prompts, seeds, sampling, model)
-
-    talk = lambda prompt: "stop" if "Task 0" in prompt else "go on"  # noqa: E731
-    generator = Counting(talk)
-    roll(starts(5), generator)
-    assert sizes == [5, 4, 4]
-
-
 def test_sampling_depends_on_seed_and_turn(sampler):
     one = EpisodeStart(EchoEnv().tasks("train")[0], "g", 7, "first")
     first, second = roll([one, replace(one, id="second", group="h")], sampler)
@@ -114,14 +99,6 @@ def test_a_forced_episode_replays_bit_for_bit(sampler):
             assert turn.info.pop("forced") is True
         assert [t.logprobs for t in again.turns] == [t.logprobs for t in episode.turns]
         assert strip(again) == strip(episode)
-
-
-def test_forced_beginning_continues_from_same_state(sampler):
-    (episode,) = roll(starts(1), sampler)
-    (again,) = roll([replace(starts(1)[0], replayed=episode.turns[:2])], sampler)
-    assert "forced" not in again.turns[2].info
-    assert again.state_ids(2) == episode.state_ids(2)
-    assert again.turns[2].action_ids == episode.turns[2].action_ids
 
 
 def test_different_observation_ends_replay_as_diverged(sampler):
@@ -158,11 +135,6 @@ def test_too_long_episode_stops_as_context():
     assert (none.stop, none.turns, none.reward) == ("context", [], 0)
 
 
-def test_truncated_episode_is_not_done():
-    (episode,) = roll(starts(1), script(lambda prompt: "Hello."), limit=2)
-    assert episode.stop == "truncated" and not episode.turns[-1].done
-
-
 @pytest.mark.parametrize(("at", "turns"), [(0, 0), (2, 2)])
 @pytest.mark.parametrize("error", [EpisodeError, KeyError, ZeroDivisionError])
 def test_a_failing_world_is_recorded_on_its_episode(at, turns, error):
@@ -197,23 +169,6 @@ def test_compared_environments_are_closed():
     tasks, closed = EchoEnv().tasks("train"), list[str]()
     alike = indistinguishable_tasks(episode, 2, tasks, lambda: EchoEnv(closed=closed))
     assert [task.id for task in alike] == ["train-0"] and len(closed) == 4
-
-
-def test_empty_observation_continues_the_message():
-    class Thought(EchoEnv):
-        def step(self, action: str) -> Step:
-            return replace(super().step(action), messages=[])
-
-    forced = [Turn([], "Think.", [], CHAT.encode_action("Think.")[:-1], [])]
-    env = Thought()
-    env.reset(starts(1)[0].task, 100)
-    forced[0].observation = [Message("system", env.system()), *env.reset(starts(1)[0].task, 100)]
-    begin = replace(starts(1)[0], replayed=forced)
-    (episode,) = play(
-        [begin], Thought, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_seq_len=500
-    )
-    assert episode.turns[1].observation_ids == []
-    assert episode.state_ids(1) == episode.state_ids(0) + forced[0].action_ids
 
 
 def test_cut_action_keeps_sampled_tokens():
@@ -253,18 +208,6 @@ def test_text_after_an_answered_part_is_dropped():
         assert turn.observation[0].content.startswith("Heard 4") and turn.observation_ids
 
 
-def test_the_seconds_of_the_world_are_counted_apart():
-    class Slow(EchoEnv):
-        def step(self, action: str) -> Step:
-            time.sleep(0.02)
-            return super().step(action)
-
-    (episode,) = play(
-        starts(1), Slow, CHAT, script(lambda prompt: "Hello."), SAMPLING, max_seq_len=500
-    )
-    assert 0.02 * len(episode.turns) <= episode.env_seconds <= episode.seconds
-
-
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_hanging_environment_is_abandoned(where):
     freed = threading.Event()
@@ -291,22 +234,6 @@ def test_hanging_environment_is_abandoned(where):
     hung = episodes[1]
     assert hung.error_kind == "timeout" and hung.reward == 0
     assert hung.error is not None and "EnvTimeout: no answer within 0.1 s (" in hung.error
-
-
-def test_time_limit_changes_no_episode(sampler):
-    def both(**world):
-        return [
-            play(starts(), lambda: EchoEnv(**world), CHAT, sampler, SAMPLING, max_seq_len=500,
-                 env_timeout=limit)
-            for limit in (None, 9.0)
-        ]  # fmt: skip
-
-    free, limited = both()
-    assert [strip(e) for e in limited] == [strip(e) for e in free]
-    free, limited = both(fails_at=1)
-    assert [e.error for e in limited] == [e.error for e in free]
-    with pytest.raises(UserError):
-        both(fails_at=1, error=UserError)
 
 
 def lost(generator: ScriptedGenerator, *, at: int, every: int):

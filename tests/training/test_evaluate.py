@@ -108,13 +108,6 @@ def test_every_evaluation_plays_the_same_episodes(parts):
     assert first[0].turns[0].action_ids != first[1].turns[0].action_ids
 
 
-def test_greedy_play_takes_the_likeliest_tokens(parts):
-    greedy = play_split(parts, "test", 2, 0.0)
-    assert greedy[0].turns[0].action_ids == greedy[1].turns[0].action_ids
-    sampled = play_split(parts, "test", 2, 1.0)
-    assert sum(greedy[0].turns[0].logprobs) >= sum(sampled[0].turns[0].logprobs)
-
-
 def test_every_split_is_measured_sampled_and_greedy(parts):
     how = as_dataclass(
         {"splits": ["test", "train"], "episodes_per_task": 1, "temperature": 1.0, "tasks": None,
@@ -144,12 +137,6 @@ def test_evaluation_equals_end_of_training(run: Run):
     assert json.loads(written.read_text()) == record
     assert {file: file.read_bytes() for file in before} == before
     written.unlink()
-
-
-def test_an_evaluation_takes_overrides_of_how_to_play(run: Run):
-    record = evaluate_command(str(run.folder), ["eval.episodes_per_task=3", "eval.greedy=false"])
-    assert record["eval/test_episodes"] == 6 and "eval/test_greedy_success" not in record
-    (run.folder / "evaluations.jsonl").unlink()
 
 
 def test_a_bare_model_is_evaluated_without_a_run(tmp_path: Path):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl_cli.algos.base import Phase, per_sample
+from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import bce, nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
@@ -54,15 +54,6 @@ class Bench:
 
     def weights(self, name="policy"):
         return {key: w.detach().clone() for key, w in self.models.weights(name).items()}
-
-
-def test_learner_fits_a_text(folder):
-    bench = Bench(folder)
-    first = bench.run(Phase("sft", texts(), nll))
-    bench.run(Phase("sft", texts(), nll, epochs=40))
-    assert first["sft/loss"] > 3
-    last = bench.run(Phase("sft", texts(), nll))
-    assert last["sft/loss"] < 0.1
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -147,8 +138,8 @@ def test_head_only_phase_keeps_the_body(folder, lora, dtype, head_lr):
 
 
 def critic_phase(*, head_only=False):
-    samples = critic_samples()
-    return Phase("critic", samples, bce, model="critic", units=per_sample, head_only=head_only)
+    units, samples = lambda sample: 1.0, critic_samples()
+    return Phase("critic", samples, bce, model="critic", units=units, head_only=head_only)
 
 
 def critic_samples():
@@ -242,11 +233,6 @@ def test_empty_phase_is_counted(folder):
     assert bench.models.version("policy") == 0
 
 
-def test_step_without_units_is_an_error(folder):
-    with pytest.raises(ValueError, match="nothing to train"):
-        Bench(folder).run(Phase("sft", [Sample([1, 2], [0, 0])], nll))
-
-
 def nan_loss(outputs, batch):
     loss, metrics = nll(outputs, batch)
     return (loss * math.nan, metrics) if (batch.ids == 33).any() else (loss, metrics)
@@ -316,11 +302,6 @@ def test_step_size_counts_units_without_tokens():
     samples = [Sample([7] * 9, [0] * 9) for _ in range(8)]
     phase = Phase("critic", samples, nll, minibatch_tokens=5, units=lambda sample: 1.5)
     assert [sum(map(len, step)) for step in split_steps(phase, 0)] == [3, 3, 2]
-
-
-def test_incomplete_groups_are_an_error():
-    with pytest.raises(ValueError, match="keeps 2 samples together but has 3"):
-        split_steps(Phase("dpo", texts(3), nll, keep_together=2), 0)
 
 
 @pytest.mark.parametrize("lr", [1e-3, 3e-5])

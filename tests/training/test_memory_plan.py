@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from agentrl_cli.algos.base import Algorithm
@@ -123,17 +122,6 @@ def test_model_and_hardware_presets_plan_within_memory(
     chosen = [f"model={model}", f"hardware={hardware}", f"algo={algo}", "env=twentyq_full"]
     plan, cfg = planned(*chosen, there)
     assert plan.peak < 0.95 * cfg.hardware.memory_gib * GIB
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would load what is planned")
-def test_dry_plans_without_device_and_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    start(sized("paper_twentyq_nlac_24gb", tmp_path)[0], dry=True)
-    printed = capsys.readouterr().out
-    for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to save memory"):
-        assert f"\n{row}" in printed
-    assert "activations" in printed and "logits and loss" in printed
-    assert "not played: no CUDA device was found" in printed
 
 
 @pytest.mark.parametrize(

@@ -149,28 +149,6 @@ def test_slurm_script_trains_on_its_own_cluster(tmp_path: Path):
     assert run.is_done and [row["actors/lost"] for row in run.metrics() if "actors/lost" in row]
 
 
-def idle(run: Run) -> float:
-    """The mean share of a step in which the learner waited."""
-    shares = [row["actors/idle"] for row in run.metrics() if "actors/idle" in row]
-    return sum(shares) / len(shares)
-
-
-@pytest.mark.ray
-def test_staleness_halves_the_waiting_time(tmp_path: Path):
-    slow = world("SlowCoinEnv", seconds=SECONDS)
-    more = (*RAY, *slow, "steps=8", "eval_every=0", "save_every=0", "eval.baseline=false")
-    nlac = (*more, "algo.turns_per_update=32")  # about as long to learn from as to play
-    waiting = trained(tmp_path, "nlac", "waiting", *nlac, "hardware.actors.staleness=0")
-    ahead = trained(tmp_path, "nlac", "ahead", *nlac)
-    print(f"idle: {idle(waiting):.3f} waiting, {idle(ahead):.3f} ahead")
-    assert idle(ahead) <= idle(waiting) / 2
-    oldest = [row["actors/staleness_max"] for row in ahead.metrics() if "actors/idle" in row]
-    assert oldest[0] == 0 and 0 < max(oldest) <= 2
-    on_policy = trained(tmp_path, "grpo", "on_policy", *more)
-    ages = [row["actors/staleness_max"] for row in on_policy.metrics() if "actors/idle" in row]
-    assert ages == [0] * 8
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("key", "value", "code"),

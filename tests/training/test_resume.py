@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -125,21 +124,6 @@ def test_interrupted_run_resumes_equal(
     assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
     resume(str(run.folder))
     assert facts(run) == facts(done) and saved(run) == saved(done)
-
-
-@pytest.mark.slow
-def test_interruption_before_first_step_is_saved(tmp_path: Path):
-    whole = facts(trained(tmp_path, "sft", "whole"))
-    process = begun(tmp_path, "sft", "cut")
-    assert process.stderr is not None
-    assert process.stderr.readline() == f"run {tmp_path / 'cut'}\n"
-    process.send_signal(signal.SIGINT)
-    last = process.stderr.read().strip().splitlines()[-1]
-    assert process.wait() == 130
-    advice = last.removeprefix("saved; go on with: ")
-    assert shlex.split(advice)[:2] == ["agentrl", "resume"]
-    resume(shlex.split(advice)[2])
-    assert facts(Run(tmp_path / "cut")) == whole
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from safetensors.torch import load_file
 
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
-from agentrl_cli.config.compose import check, compose, options
-from agentrl_cli.core.activity import Activity
+from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, UserError
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
@@ -45,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs"), "nlac", "it", *TWENTYQ)
 
 
-def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
+def test_run_stores_configuration_and_history(run: Run):
     assert run.meta["status"] == "done" and run.meta["threads"] == 1
     assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
     text = run.config_file.read_text()
@@ -53,7 +51,7 @@ def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
     assert run.meta["choices"]["algo"] == "nlac" and "steps=4" in run.meta["overrides"]
 
 
-def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
+def test_steps_and_evaluations_are_metrics_rows(run: Run):
     rows = run.metrics()
     played = [row["step"] for row in rows if "reward/mean" in row]
     evaluated = [row["step"] for row in rows if "eval/test_success" in row]
@@ -63,7 +61,7 @@ def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
     assert {"eval/train_success", "eval/test_greedy_success", "nlac/auc_within"} <= rows[-1].keys()
 
 
-def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run: Run):
+def test_step_metrics_and_logprob_difference(run: Run):
     for row in run.metrics():
         if "reward/mean" in row:
             assert row["episodes/count"] == 8 and row["episodes/turns"] == 3
@@ -71,7 +69,7 @@ def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run
             assert {"time/rollout", "time/train", "time/algorithm"} <= row.keys()
 
 
-def test_episodes_are_written_with_each_evaluation(run: Run):
+def test_evaluations_write_episodes(run: Run):
     names = [file.name for file in run.episode_files()]
     assert names == [
         "eval-000000.jsonl", "eval-000002.jsonl", "train-000002.jsonl",
@@ -83,7 +81,7 @@ def test_episodes_are_written_with_each_evaluation(run: Run):
     assert all(turn.action_ids and turn.logprobs for e in test for turn in e.turns)
 
 
-def test_an_episode_says_which_version_of_the_policy_played_it(run: Run):
+def test_episodes_name_their_policy_version(run: Run):
     last, before = (
         json.loads((folder / "models" / "versions.json").read_text())["policy"]
         for folder in reversed(run.checkpoints())
@@ -95,14 +93,14 @@ def test_an_episode_says_which_version_of_the_policy_played_it(run: Run):
     assert {e.policy_version for e in run.read_episodes("train", 4)} <= set(range(before, last))
 
 
-def test_the_buffer_holds_every_episode_that_was_played(run: Run):
+def test_buffer_file_holds_every_episode(run: Run):
     lines = (run.folder / "buffer.jsonl").read_text().splitlines()
     ids = [Episode.from_json(json.loads(line)).id for line in lines]
     assert len(ids) == len(set(ids)) == 32
     assert ids[0].startswith("s000000") and ids[-1].startswith("s000003")
 
 
-def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
+def test_checkpoints_are_complete_without_pickles(run: Run):
     assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
@@ -113,25 +111,13 @@ def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
 
 
 @pytest.mark.slow
-def test_the_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
+def test_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
     start([f"runs={tmp_path}", "name=again"], file=run.config_file)
     again = Run(tmp_path / "again").metrics()
     for row, other in zip(run.metrics(), again, strict=True):
         assert {k: v for k, v in row.items() if not k.startswith("time/")} == {
             k: v for k, v in other.items() if not k.startswith("time/")
         }
-
-
-def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    trained(tmp_path, "sft", "it", "steps=1")
-    said = capsys.readouterr()
-    assert said.err.splitlines()[0] == f"run {tmp_path / 'it'}"
-    lines = said.out.splitlines()
-    assert lines[0].split() == ["base", "trained", "difference"]
-    assert lines[1].startswith("test success")
-    assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +128,7 @@ def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
         (40, 90, "replies", "4 of 4 episodes reach rollout.max_seq_len 90: raise it"),
     ],
 )
-def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
+def test_dry_run_reports_truncation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
 ):
     sizes = [f"rollout.max_new_tokens={most}", f"rollout.max_seq_len={context}"]
@@ -151,17 +137,7 @@ def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     assert replies in rows["truncated"] and episodes in rows["truncated"]
 
 
-def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
-    said = capsys.readouterr().out
-    assert "policy (trained), target (ema), reference (frozen)" in said
-    assert "episodes in total        32" in said and "2 turns" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["groups"]
-
-
-def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
+def test_intervals_of_zero_leave_the_end(tmp_path: Path):
     more = ["eval.baseline=false", "eval_every=0", "save_every=0"]
     run = trained(tmp_path, "sft", "it", *more)
     assert [row["step"] for row in run.metrics() if "eval/test_success" in row] == [4]
@@ -172,12 +148,12 @@ def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
     ("step", "every", "happens"),
     [(3, 3, True), (4, 3, False), (10, 3, True), (10, 0, True), (9, 0, False)],
 )
-def test_what_is_due_happens_every_so_often_and_at_the_end(step: int, every: int, happens: bool):
+def test_due_steps(step: int, every: int, happens: bool):
     assert due(step, every, steps=10) is happens
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
+def test_init_uses_weights_of_a_run(tmp_path: Path):
     first = trained(tmp_path, "sft", "first", "algo.optimizer.lr=1e-2")
     frozen = ["algo.optimizer.lr=0", "steps=1", f"init={first.folder}"]
     second = trained(tmp_path, "nlac", "second", *frozen)
@@ -208,9 +184,7 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for algo in sorted(ALGORITHMS)
     ],
 )
-def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
-    tmp_path: Path, imitated: Run, algo: str
-):
+def test_every_algorithm_starts_from_an_sft(tmp_path: Path, imitated: Run, algo: str):
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
     parts = build_parts(check(compose(more, folders(tmp_path))), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
@@ -226,7 +200,7 @@ def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 
 
-def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: Run):
+def test_sft_on_demonstrations_plays_nothing(imitated: Run):
     (row, evaluation) = imitated.metrics()
     assert "reward/mean" not in row and row["sft/samples"] == 4 and row["sft/kept_episodes"] == 1
     assert evaluation["step"] == 1 and "eval/test_success" in evaluation
@@ -234,7 +208,7 @@ def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: 
     assert len(imitated.meta["demos"]) == 16
 
 
-def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_without_them(
+def test_changed_demonstrations_refuse_resume_not_evaluation(
     tmp_path: Path,
 ):
     copied = tmp_path / "demos.jsonl"
@@ -248,7 +222,7 @@ def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_wi
     assert "eval/test_success" in evaluate_command(str(run.folder), [])
 
 
-def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
+def test_non_finite_batch_is_written(tmp_path: Path):
     wild = [
         "algo.optimizer.weight_decay=1e37",
         "algo.optimizer.max_grad_norm=0",
@@ -265,9 +239,7 @@ def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
     assert "failed-batch.json" in (run.folder / "log.txt").read_text()
 
 
-def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     step_of_world, calls = CoinEnv.step, []
 
     def step(world: CoinEnv, action: str) -> Step:
@@ -292,7 +264,7 @@ def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
     assert {row[f"episodes/failed_{kind}"] for row in rows for kind in FAILURE_KINDS} == {0.0}
 
 
-def test_broken_episodes_are_counted_by_what_broke():
+def test_failed_episodes_are_counted_by_kind():
     kinds = ["simulator", None, "timeout", "simulator"]
     task = Task("t", "train", {})
     episodes = [
@@ -308,15 +280,7 @@ def test_broken_episodes_are_counted_by_what_broke():
     assert metrics["episodes/error_rate"] == 0.75
 
 
-@pytest.mark.slow
-def test_threads_are_chosen_by_size_unless_told(tmp_path: Path):
-    run = trained(tmp_path, "sft", "it", "steps=1", "hardware.threads=2")
-    assert run.meta["threads"] == torch.get_num_threads() == 2
-
-
-def test_threads_follow_the_environment_unless_the_run_says_otherwise(
-    models: ModelSet, monkeypatch: pytest.MonkeyPatch
-):
+def test_threads_follow_the_environment_variable(models: ModelSet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     set_threads(None, models)
     assert torch.get_num_threads() == 3
@@ -328,45 +292,11 @@ def test_threads_follow_the_environment_unless_the_run_says_otherwise(
             set_threads(None, models)
 
 
-def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_path: Path):
-    run = trained(tmp_path, "nlac", "it", SPEAKER)
-    last = next(row for row in reversed(run.metrics()) if "reward/mean" in row)
-    assert last["successor/samples"] > 0 and last["policy/samples"] > 0
-    said = [turn.info["critic"] for e in run.read_episodes("eval", 4) for turn in e.turns]
-    assert said and all(one["critique"].startswith("Optimality:") for one in said)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", []), ("nlac", [SPEAKER, *GUARDED])])
-def test_a_run_is_the_same_whatever_the_number_of_workers(
-    tmp_path: Path, algo: str, more: list[str]
-):
+def test_workers_do_not_change_a_run(tmp_path: Path, algo: str, more: list[str]):
     first, again = (
         facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.env_workers={n}"))
         for n in (1, 4)
     )
     assert first == again
-
-
-def test_no_algorithm_is_named_in_the_loop():
-    text = Path(start.__code__.co_filename).read_text().lower()
-    words = set(re.findall(r"[a-z_]+", text))
-    assert words.isdisjoint(options("algo")) and len(options("algo")) >= 4
-
-
-def test_what_a_run_does_is_known_while_it_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    names: list[str] = []
-    counts: set[tuple[str, int]] = set()
-
-    def begin(self: Activity, name: str, count: int = 0) -> None:
-        names.append(name)
-        self.name, self.done, self.count = name, 0, count
-
-    def advance(self: Activity, done: int, count: int) -> None:
-        counts.add((self.name, count))
-
-    monkeypatch.setattr(Activity, "begin", begin)
-    monkeypatch.setattr(Activity, "advance", advance)
-    trained(tmp_path, "grpo", "it", "steps=1", "algo.epochs=1", "save_every=0", SPEAKER)
-    assert names == ["baseline", "play", "samples", "train policy", "samples", "evaluation", "save"]
-    assert {("baseline", 4), ("play", 8), ("evaluation", 4)} <= counts

@@ -84,11 +84,7 @@ def test_episodes_of_other_tasks_are_refused(played: Path, tmp_path: Path, value
         ("nlac", ["data.buffer=plain"], "no-episodes"),
         ("nlac", ["data.offline=true"], "offline-without-buffer"),
         ("archer", ["data.buffer=first", "data.offline=true"], "not-offline"),
-        (
-            "nlac",
-            ["data.buffer=first", "env=twentyq", "rollout.max_new_tokens=24"],
-            "other-environment",
-        ),
+        ("nlac", ["data.buffer=first", *TWENTYQ], "other-tasks"),
     ],
 )
 def test_unusable_buffer_is_refused(played: Path, algo: str, more: list[str], code: str):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.samples import LEFT_OUT_REASONS
-from agentrl_cli.algos.self_ac.packing import trained_turns
+from agentrl_cli.algos.self_ac import trained_turns
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
@@ -106,18 +106,6 @@ def test_advantages_are_normalised_over_the_update(model_folder: Path):
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))
     assert algo.scale == (-0.25, 1.0)
-
-
-def test_micro_batch_size_does_not_matter(model_folder: Path):
-    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0]), played("c", [0.0, 1.0])]
-    rows = []
-    for tokens in (1, 4096):
-        algo, models = self_ac(model_folder, epochs=2, ratio="turn_geo")
-        learner = Learner(models, algo.models(), microbatch_tokens=tokens, seed=0, publish=print)
-        rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
-        assert rows[-1]["actor_critic/ratio"] != 1
-    names = [name for name in rows[0] if not name.startswith("time/")]
-    assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.self_ac.algorithm import SelfAC
-from agentrl_cli.algos.self_ac.packing import at_states, trained_turns
+from agentrl_cli.algos.self_ac import SelfAC, at_states, trained_turns
 from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer

@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agentrl_cli.algos.self_ac.packing import split_episode, split_turn, thought_ends, trained_turns
+from agentrl_cli.algos.self_ac import split_episode, split_turn, thought_ends, trained_turns
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from tests.builders.nlac import CHAT, episode
@@ -34,20 +32,6 @@ def test_answer_is_split_after_blank_lines(name: str):
     texts, fine, coarse = CUTS[name]
     for shortest, lengths in ((1, fine), (3, coarse)):
         assert thought_ends(texts, shortest) == [sum(lengths[: k + 1]) for k in range(len(lengths))]
-
-
-@given(st.lists(st.sampled_from(["a", "\n", "\n\n", "b\n\nc", ""]), min_size=1), st.integers(1, 5))
-def test_thoughts_respect_minimum_and_blank_lines(texts: list, shortest: int):
-    ends = thought_ends(texts, shortest)
-    assert ends[-1] == len(texts)
-    begins = [0, *ends[:-1]]
-    if len(ends) > 1:
-        assert all(end - begin >= shortest for begin, end in zip(begins, ends, strict=True))
-    for begin, end in zip(begins, ends, strict=True):
-        if end < len(texts):
-            assert "\n\n" in "".join(texts[begin:end])
-        if shortest == 1:  # a blank line stands nowhere but in a thought's last tokens
-            assert "\n\n" not in "".join(texts[begin : end - 1])
 
 
 ANSWERS = ["It flies.\n\nIt sings.\n\nIs it an owl?", "Is it a cat?"]

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.stepagent.inverse import (
+from agentrl_cli.algos.stepagent import (
     expert_rewards,
     labelled_actions,
     leave_one_out,
@@ -157,15 +157,6 @@ def test_layout_of_an_action_is_removed(model_folder: Path):
     texts = ("Maybe.\nIs it red?", " Maybe. \n\n Is  it red? ")
     rows = [labelled_actions([(state, text)], 0.0, algo.context) for text in texts]
     assert rows[0] == rows[1] and rows[0][0].ids == state + SHOWN.turns[1].action_ids
-
-
-def test_last_line_is_classified_with_its_thought(model_folder: Path):
-    algo = inverse(attempt="last_line")
-    shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
-    rows = []
-    for algo.context.step in range(2):  # every fragment is in one of the halves
-        rows += [sample.ids for sample in phases(algo)["discriminator"].samples]
-    assert SHOWN.state_ids(1) + CHAT.encode_action("Maybe.\nIs it old?") in rows
 
 
 def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict, float, float]:

@@ -11,13 +11,11 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.stepagent.algorithm import (
+from agentrl_cli.algos.stepagent import (
     StepAgentInverse,
     attempt_fragments,
     discriminator_halves,
     fragments,
-)
-from agentrl_cli.algos.stepagent.inverse import (
     labelled_actions,
     labelled_episodes,
     logits,

@@ -14,8 +14,12 @@ reward that falls with D:
 
     max_D  E_pi[log D] + E_expert[log(1 - D)]        r = log(1 - D) - log D
 
-Our choices: a sample at a cut is an episode of one turn whose baseline is the mean reward of the
-other samples in its state; in whole episodes it is a learned value. Rewards come from a
+D(s, a) is a copy of the policy with a scalar head, read at the last token of an action. Actions are
+written without their layout (spaces, empty lines), so that D cannot use it. A sample of D is one
+state and action, or an episode with all of its actions.
+
+Our choices: a sample at a cut is an episode of one turn with the mean reward of the other samples
+in its state as baseline; in whole episodes the baseline is a learned value. Rewards come from a
 discriminator that was trained on other expert states or episodes. One update is one cycle. Left
 out: training the discriminator to convergence in every cycle.
 """
@@ -23,31 +27,45 @@ out: training the discriminator to convergence in every cycle.
 from __future__ import annotations
 
 import random
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal
+
+import torch
+from torch.nn.functional import logsigmoid
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.dpo import preference_phase
-from agentrl_cli.algos.losses import bce
+from agentrl_cli.algos.losses import Loss, bce, clipped_ratio, with_entropy, with_kl
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import (
     TurnRef,
     all_turns,
+    append_tokens,
     completion_sample,
     skipped_metrics,
     without_skipped,
 )
 from agentrl_cli.algos.settings import StepAgentImplicitConfig, StepAgentInverseConfig
-from agentrl_cli.algos.stepagent import inverse
-from agentrl_cli.algos.stepagent.inverse import StateAction, without_layout
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.forward import max_positions
+from agentrl_cli.models.forward import (
+    Batch,
+    Outputs,
+    add_logprobs,
+    logprobs_and_values,
+    max_positions,
+)
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, with_reference
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+
+StateAction = tuple[list[int], str]  # the tokens of a state, the text of a whole turn
 
 # --- inspection ---
 
@@ -215,22 +233,22 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         attempts = attempt_fragments(context, [f for f in cuts for _ in range(self.num_samples)])
         seen, unseen = discriminator_halves(attempts, self.num_samples, context)
         expert_seen = self._expert_at(seen)
-        own_seen = inverse.labelled_actions([a.state_action for a in seen], 1.0, context)
+        own_seen = labelled_actions([a.state_action for a in seen], 1.0, context)
         yield self._discriminator_phase(expert_seen, own_seen, match_metrics(attempts))
 
-        own_unseen = inverse.labelled_actions([a.state_action for a in unseen], 1.0, context)
+        own_unseen = labelled_actions([a.state_action for a in unseen], 1.0, context)
         rewards = self.rewards(own_unseen)
         states = [attempt.fragment.state_ids for attempt in unseen]
-        advantages = inverse.shrink_to_unit_std(inverse.leave_one_out(rewards, states))
+        advantages = shrink_to_unit_std(leave_one_out(rewards, states))
         own = [completion_sample(a.fragment.state_ids, a.action_ids) for a in unseen]
-        phase = inverse.surrogate_phase(own, advantages, self.ppo)
+        phase = surrogate_phase(own, advantages, self.ppo)
         phase.metrics = {
             "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
             "stepagent/heldout_gap": self._gap(self._expert_at(unseen), rewards),
         }
         inspected = [attempt.fragment for attempt in unseen[:: self.num_samples]]
         expert = [completion_sample(f.state_ids, f.expert_ids) for f in inspected]
-        yield inverse.with_expert_likelihood(phase, expert, self.nll_coef)
+        yield with_expert_likelihood(phase, expert, self.nll_coef)
 
     def _on_episodes(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Train the discriminator on one half of the episodes and at most as many demonstrations,
@@ -239,15 +257,12 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         draw = random.Random(derive_seed(context.seed, "episodes", context.step))
         played, demos = (draw.sample(row, len(row)) for row in (played, context.demos))
         middle = len(played) // 2
-        seen, unseen = played[:middle], played[middle:]
-        own_seen, own_unseen = (
-            inverse.labelled_episodes(row, 1.0, context) for row in (seen, unseen)
-        )
         count = min(middle, -(-len(demos) // 2))
-        expert_seen, expert_unseen = (
-            inverse.labelled_episodes(row, 0.0, context)
-            for row in (demos[:count], demos[count : 2 * count])
-        )
+        unseen = played[middle:]
+        own_seen = labelled_episodes(played[:middle], 1.0, context)
+        own_unseen = labelled_episodes(unseen, 1.0, context)
+        expert_seen = labelled_episodes(demos[:count], 0.0, context)
+        expert_unseen = labelled_episodes(demos[count : 2 * count], 0.0, context)
         yield self._discriminator_phase(expert_seen, own_seen, {})
 
         rewards = self.rewards(own_unseen)
@@ -255,39 +270,38 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
             "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
             "stepagent/heldout_gap": self._gap(expert_unseen, rewards),
         }
-        for phase in self.ppo.update(inverse.with_rewards(unseen, rewards), buffer):
-            inverse.centre_advantages(phase.samples)
+        for phase in self.ppo.update(with_rewards(unseen, rewards), buffer):
+            centre_advantages(phase.samples)
             phase.metrics |= gaps | skipped_metrics("ppo", episodes)
             turns = draw.choices(all_turns(context.demos), k=len(phase.samples))
             expert = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
-            yield inverse.with_expert_likelihood(phase, expert, self.nll_coef)
+            yield with_expert_likelihood(phase, expert, self.nll_coef)
 
     def _expert_at(self, attempts: list[Attempt]) -> list[Sample]:
         """Return the expert's turns at the fragments of these attempts."""
         turns = [attempt.fragment.turn for attempt in attempts[:: self.num_samples]]
         acts = [(turn.state_ids, turn.action) for turn in turns]
-        return inverse.labelled_actions(acts, 0.0, self.context)
+        return labelled_actions(acts, 0.0, self.context)
 
     def _discriminator_phase(
         self, expert: list[Sample], own: list[Sample], metrics: dict[str, float]
     ) -> Phase:
         """Return the discriminator's phase. Both classes have the same total weight."""
-        weight = sum(map(inverse.labels, own)) / max(1, sum(map(inverse.labels, expert)))
+        weight = sum(map(label_weight, own)) / max(1, sum(map(label_weight, expert)))
         return Phase(
-            "discriminator", [*own, *inverse.weighed(expert, weight)], bce,
+            "discriminator", [*own, *weighed(expert, weight)], bce,
             model="discriminator", epochs=self.discriminator_epochs,
-            units=inverse.labels, minibatch_tokens=self.discriminator_turns_per_step,
+            units=label_weight, minibatch_tokens=self.discriminator_turns_per_step,
             metrics=metrics,
         )  # fmt: skip
 
     def _gap(self, expert: list[Sample], own_rewards: list[float]) -> float:
-        """Return the mean reward of the expert's turns minus that of the policy's."""
         return mean(self.rewards(expert)) - mean(own_rewards)
 
     def rewards(self, samples: list[Sample]) -> list[float]:
         """Return the discriminator's reward of each labelled action, in order."""
-        found = inverse.logits(self.context.models, samples)
-        return inverse.expert_rewards(found, self.reward, self.reward_clip)
+        found = logits(self.context.models, samples)
+        return expert_rewards(found, self.reward, self.reward_clip)
 
 
 def discriminator_halves(
@@ -303,3 +317,196 @@ def discriminator_halves(
         for half in (firsts[:middle], firsts[middle:])
     )
     return (other, one) if context.step % 2 else (one, other)
+
+
+# --- the discriminator's samples and rewards, and the policy's loss ---
+
+
+def without_layout(text: str) -> str:
+    """Return the text with single spaces, without empty lines and margins."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def encode_action(text: str, context: Context) -> list[int]:
+    """Return the tokens of an action without its layout. It is closed unless it ends with the text
+    at which the environment splits a reply."""
+    delimiter = context.turn_delimiter
+    if delimiter and text.endswith(delimiter):
+        return context.chat.encode_action(without_layout(text) + delimiter)[:-1]
+    return context.chat.encode_action(without_layout(text))
+
+
+def labelled_actions(acts: list[StateAction], label: float, context: Context) -> list[Sample]:
+    """Return one sample [state; action] each. At the last token, `value_at` is 1 and
+    `label` is `label`: 1 for the policy's actions, 0 for the expert's."""
+    samples = []
+    for state_ids, action in acts:
+        samples.append(Sample([], [], {"value_at": [], "label": []}))
+        append_tokens(samples[-1], state_ids)
+        _append_labelled(samples[-1], encode_action(action, context), label)
+    return samples
+
+
+def labelled_episodes(episodes: list[Episode], label: float, context: Context) -> list[Sample]:
+    """Return one sample per unbroken segment, with the fields of `labelled_actions` at every
+    action. Earlier actions are written without layout, too."""
+    samples: list[Sample] = []
+    for episode in episodes:
+        for i, turn in enumerate(episode.turns):
+            if i == 0 or turn.context_reset:
+                samples.append(Sample([], [], {"value_at": [], "label": []}))
+            sample, ids, closing = samples[-1], turn.observation_ids, context.chat.end_of_turn
+            # an observation after an unclosed action begins with the closing token, which
+            # `encode_action` has already written
+            is_closed = bool(sample.ids) and sample.ids[-1] == closing
+            append_tokens(sample, ids[1:] if is_closed and ids[:1] == [closing] else ids)
+            _append_labelled(sample, encode_action(turn.action, context), label)
+    return samples
+
+
+def _append_labelled(sample: Sample, ids: list[int], label: float) -> None:
+    append_tokens(sample, ids)
+    sample.per_token["value_at"][-1], sample.per_token["label"][-1] = 1.0, label
+
+
+def label_weight(sample: Sample) -> float:
+    """Return the unit of the discriminator's loss: the total weight of the sample's labels."""
+    return sum(sample.per_token["value_at"])
+
+
+def weighed(samples: list[Sample], weight: float) -> list[Sample]:
+    """Return copies of the samples with `weight` times the weight of each label."""
+    found = []
+    for sample in samples:
+        value_at = [weight * at for at in sample.per_token["value_at"]]
+        found.append(replace(sample, per_token=sample.per_token | {"value_at": value_at}))
+    return found
+
+
+def logits(models: ModelSet, samples: list[Sample]) -> list[float]:
+    """Return the logit of D(s, a) at every label of the samples, in order."""
+    found: list[float] = []
+    rows = logprobs_and_values(models.forward("discriminator"), samples)
+    for sample, (_, values) in zip(samples, rows, strict=True):  # values: [tokens]
+        found += compress(values.tolist(), sample.per_token["value_at"])
+    return found
+
+
+def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
+    """Return rewards that fall with D, clamped to +-`clip` (Ho and Ermon 2016, and other forms of
+    the same sign).
+
+    `form` is `logit`, log(1 - D) - log D; `neg_log_d`, -log D; or `log_one_minus_d`, log(1 - D).
+    """
+    logit = torch.tensor(logits)
+    forms = {
+        "logit": -logit,
+        "neg_log_d": -logsigmoid(logit),
+        "log_one_minus_d": logsigmoid(-logit),
+    }
+    return forms[form].clamp(-clip, clip).tolist()
+
+
+def leave_one_out(rewards: list[float], states: list[list[int]]) -> list[float]:
+    """Return each reward minus the mean of the others in the same state, or 0 without others: an
+    unbiased baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740)."""
+    by_state: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for reward, state in zip(rewards, states, strict=True):
+        by_state[tuple(state)].append(reward)
+    found = []
+    for reward, state in zip(rewards, states, strict=True):
+        row = by_state[tuple(state)]
+        others = (sum(row) - reward) / (len(row) - 1) if len(row) > 1 else reward
+        found.append(reward - others)
+    return found
+
+
+def shrink_to_unit_std(numbers: list[float]) -> list[float]:
+    """Return the numbers divided by their population standard deviation if that is above 1, which
+    never enlarges the noise of a discriminator at chance."""
+    spread = statistics.pstdev(numbers) if numbers else 0.0
+    return [number / max(1.0, spread) for number in numbers]
+
+
+def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
+    """Return copies of the episodes with these rewards, one per turn. Rewards are centred, so that
+    the length of an episode does not matter, and divided by the standard deviation of the returns
+    if that is above 1."""
+    average = statistics.fmean(rewards) if rewards else 0.0
+    given = (reward - average for reward in rewards)
+    rows = [[next(given) for _ in episode.turns] for episode in episodes]
+    returns = [sum(row[i:]) for row in rows for i in range(len(row))]
+    scale = max(1.0, statistics.pstdev(returns)) if returns else 1.0
+    return [
+        replace(episode, turns=[
+            replace(turn, reward=reward / scale, info={})
+            for turn, reward in zip(episode.turns, row, strict=True)
+        ])
+        for episode, row in zip(episodes, rows, strict=True)
+    ]  # fmt: skip
+
+
+def centre_advantages(samples: list[Sample]) -> None:
+    """Subtract the mean advantage of the trained tokens. While V is untrained, a common offset
+    would only make all actions less likely."""
+    numbers = [
+        a for s in samples for a, m in zip(s.per_token["advantage"], s.mask, strict=True) if m
+    ]
+    average = statistics.fmean(numbers) if numbers else 0.0
+    for s in samples:
+        pairs = zip(s.per_token["advantage"], s.mask, strict=True)
+        s.per_token["advantage"] = [(advantage - average) * trained for advantage, trained in pairs]
+
+
+def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
+    """Return PPO's phase on actions with these advantages: clipped ratio, KL and entropy."""
+    for sample, advantage in zip(samples, advantages, strict=True):
+        sample.per_token["advantage"] = [advantage * trained for trained in sample.mask]
+    models = ppo.context.models
+    add_logprobs(models.forward("policy"), samples, "old_logprob")
+    if ppo.kl_coef:
+        add_logprobs(models.forward("reference"), samples, "reference_logprob")
+
+    def loss(outputs: Outputs, batch: Batch) -> Loss:
+        near = with_kl(clipped_ratio(outputs, batch, ppo.clip_eps), outputs, batch, ppo.kl_coef)
+        return with_entropy(near, outputs, ppo.entropy_coef)
+
+    return Phase(
+        "policy", samples, loss, epochs=ppo.epochs, minibatch_tokens=ppo.minibatch_tokens,
+        entropy_gradient=ppo.entropy_coef > 0,
+    )  # fmt: skip
+
+
+def with_expert_likelihood(phase: Phase, expert: list[Sample], weight: float) -> Phase:
+    """Return the phase with `weight` times the negative log-likelihood of the expert's actions in
+    its loss, per token and averaged over actions. Each expert sample follows an equal share of the
+    policy's samples, whose number must be a multiple."""
+    if not (weight and phase.samples):
+        return phase
+    size, rest = divmod(len(phase.samples), len(expert))
+    assert not rest, f"{len(phase.samples)} samples for {len(expert)} expert actions"
+    units_each = sum(map(phase.units, phase.samples)) / len(expert)
+    names = phase.samples[0].per_token
+    samples: list[Sample] = []
+    for i, one in enumerate(expert):
+        own = phase.samples[i * size : (i + 1) * size]
+        for sample in own:
+            sample.per_token["shown"] = [0.0] * len(sample.ids)
+        zeros = {name: [0.0] * len(one.ids) for name in names}
+        share = units_each / sum(one.mask)
+        per_token = {**zeros, "shown": [share * trained for trained in one.mask]}
+        samples += [*own, replace(one, per_token=per_token)]
+
+    def loss(outputs: Outputs, batch: Batch) -> Loss:
+        shown = batch.per_token["shown"]  # [batch, tokens], 0 on the policy's tokens
+        own = (shown == 0).float()
+        policy_outputs = replace(outputs, entropy=outputs.entropy * own)
+        found, metrics = phase.loss(policy_outputs, replace(batch, mask=batch.mask * own))
+        expert_nll = -(outputs.logprobs * shown).sum()
+        return found + weight * expert_nll, metrics | {"expert_nll": expert_nll.detach()}
+
+    return replace(
+        phase, samples=samples, keep_together=size + 1, loss=loss,
+        units=lambda sample: 0.0 if any(sample.per_token["shown"]) else phase.units(sample),
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Self-AC: actor and critic in one transformer."""

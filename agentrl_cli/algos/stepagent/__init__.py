@@ -1,1 +1,0 @@
-"""StepAgent: step-wise reinforcement learning from an expert."""
