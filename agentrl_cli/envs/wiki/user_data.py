@@ -28,8 +28,14 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import SPLITS
 from agentrl_cli.envs.wiki.browser import MAX_ARGUMENT
-from agentrl_cli.envs.wiki.pages import Encyclopedia, Page, encyclopedia_of, link_key
-from agentrl_cli.envs.wiki.schema import Row, WikiData
+from agentrl_cli.envs.wiki.pages import (
+    Encyclopedia,
+    Page,
+    Row,
+    WikiData,
+    encyclopedia_of,
+    link_key,
+)
 
 QUESTIONS = "questions.jsonl"
 SUFFIXES = (".md", ".markdown", ".txt")

@@ -12,9 +12,9 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Step, Task, Turn
 from agentrl_cli.envs import check_env
-from agentrl_cli.envs.wiki.answers import f1, is_right, normalise, proves
 from agentrl_cli.envs.wiki.browser import Action, line_numbers, parse
-from agentrl_cli.envs.wiki.env import Wiki
+from agentrl_cli.envs.wiki.env import Wiki, f1, is_right, proves
+from agentrl_cli.envs.wiki.pages import normalise
 from tests.builders.wiki import begun, expert_steps, shown, wiki
 
 ROW: dict[str, Any] = {

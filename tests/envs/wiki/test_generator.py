@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agentrl_cli.core.types import Task
-from agentrl_cli.envs.wiki.answers import is_right, normalise
-from agentrl_cli.envs.wiki.env import Wiki
+from agentrl_cli.envs.wiki.env import Wiki, is_right
+from agentrl_cli.envs.wiki.pages import normalise
 from tests.builders.wiki import begun, expert_steps, wiki
 from tests.paths import ROOT
 
