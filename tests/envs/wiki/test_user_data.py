@@ -177,7 +177,7 @@ def test_test_questions_may_be_another_file(tmp_path: Path):
     "rows, offender",
     [
         ([{"question": "Why?"}], "row 1"), ([ROWS[0], {**WHY, "answer": "  "}], "row 2"),
-        ([{**WHY, "answer": True}], "answer"), ('{"question": "Why?", "answer": NaN}', "answer"),
+        ([{**WHY, "answer": True}], "answer"), ([{**WHY, "answer": 10**400}], "row 1"), ('{"question": "Why?", "answer": NaN}', "answer"),
         ([{**ROWS[0], "answer": "w" * 401}], "401"), ([{"answer": "x"}], "question"),
         ([["x"]], "row 1"), ("{", "row 1"), ("[" * 5000, "row 1"), ([WHY], "evidence"),
         ([{**WHY, "evidence": [["nowhere", 1]]}], "nowhere"),
@@ -204,7 +204,7 @@ def test_answer_reward_needs_no_evidence(tmp_path: Path):
     "pages, code, offender",
     [
         ({"one.txt": b"\xff\xfe\x00\x01"}, "not-text", "one.txt"),
-        ({"two.md": b"text\0more"}, "not-text", "byte 4"),
+        ({"two.md": b"text\0more"}, "not-text", "two.md"),
         ({"photo.png": b"\x89PNG"}, "no-pages", ".md"),
         ({"big.txt": b"word " * 2 * 2**20}, "too-large", "big.txt"),
     ],
@@ -231,7 +231,7 @@ def test_missing_data_is_refused(tmp_path: Path):
     assert refused(tmp_path / "nowhere").code == "wrong-file"
     assert refused(tmp_path / "nowhere.json").code == "unreadable-file"
     (tmp_path / "page.md").write_text("text")
-    assert refused(tmp_path).code == "missing-questions"
+    assert refused(tmp_path).code == "unreadable-file"
     error = refused(write_folder(tmp_path), test_data=str(tmp_path))
     assert error.code == "wrong-file" and "env.test_data" in str(error)
     (tmp_path / "questions.jsonl").write_text("")
