@@ -195,7 +195,7 @@ class TauBench(Env):
         if self.domain == "mini":
             return MiniUser(task, seed)
         names = [item["name"] for item in self.domain_data.tables.get("products", {}).values()]
-        return RetailUser.of(task["instruction"], seed, names)
+        return RetailUser(task["instruction"], seed, names)
 
     def _running(self) -> Conversation:
         if self.conversation is None:

@@ -44,7 +44,7 @@ ITEM, FORGOT = "No, I did not ask for that item", "No, you left an item out"
 
 
 def user(text: str = INSTRUCTION, seed: int = 0) -> RetailUser:
-    return RetailUser.of(text, seed, ["Mug", "Rain Coat", "Lamp"])
+    return RetailUser(text, seed, ["Mug", "Rain Coat", "Lamp"])
 
 
 def test_instruction_parses_clause_by_clause():
