@@ -35,9 +35,9 @@ def test_missing_folder_is_refused(tmp_path: Path):
     "file, value, offender",
     [
         ("orders", "{", ""), ("orders", [5], ""), ("users", {"a": 5}, "(a:"),
-        ("products", {"a": {}}, "a.name"), ("products", {"a": {"name": 5, "variants": {}}}, "a.name"),
-        ("tools", 5, ""), ("tools", [5], "0"),
-        ("tasks_dev", [5], "0"), ("tasks_dev", "{}5", ""), ("tasks_dev", [{"user_id": 1}], "user_id"),
+        ("products", {"a": {}}, "a.name"), ("products", {"a": {"name": 5}}, "a.name"),
+        ("tools", 5, ""), ("tools", [5], "0"), ("tasks_dev", [5], "0"), ("tasks_dev", "{}5", ""),
+        ("tasks_dev", [{"user_id": 1}], "user_id"),
         ("tasks_train", [NOBODY], "nobody"),
         ("tasks_train", [NOBODY | {"outputs": [5]}], "outputs.0"),
         ("tasks_train", [NOBODY | {"actions": [{"name": "think", "kwargs": 5}]}], "kwargs"),

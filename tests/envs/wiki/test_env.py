@@ -56,12 +56,6 @@ def test_whole_episode_has_exact_texts(env: Wiki):
     assert (step.reward, step.done, step.truncated, step.info["success"]) == (1, True, False, True)
 
 
-def test_back_returns_to_the_previous_view(env: Wiki):
-    pages = [shown(env, action) for action in (*OPENED, "OPEN Dalo")]
-    assert [shown(env, "BACK") for _ in range(2)] == [pages[1], pages[0]]
-    assert shown(env, "BACK") == "There is nothing to go back to."
-
-
 def test_only_shown_results_can_be_opened(env: Wiki):
     first = shown(env, "SEARCH Fenick").splitlines()
     second = shown(env, "OPEN next").splitlines()
