@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from agentrl_cli.envs.twentyq.world import load_world
-from agentrl_cli.envs.wiki.schema import NAME_ENDS, NAME_STARTS
+from agentrl_cli.envs.wiki.generator import VOCABULARY
 from agentrl_cli.models.load import TINY
 
 TOKENIZER_FOLDER = TINY
@@ -97,7 +97,8 @@ def sentences() -> list[str]:
     small, full = (_world_sentences(name) for name in ("small", "full"))
     lines = SHARED_SENTENCES.splitlines()
     alone = [sentence for line in lines for sentence in re.split(r"(?<=[.:?]) ", line)]
-    names = [start + end for start in NAME_STARTS for end in NAME_ENDS]
+    starts, ends = (VOCABULARY[key].split() for key in ("name_starts", "name_ends"))
+    names = [start + end for start in starts for end in ends]
     return small * 20 + full * 2 + (lines + alone) * 20 + names + [f"in {name}" for name in names]
 
 

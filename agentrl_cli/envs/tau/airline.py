@@ -26,12 +26,10 @@ INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
 
 
 def list_all_airports(data: Database) -> str:
-    """Return city names by airport code."""
     return json.dumps(AIRPORTS)
 
 
 def get_reservation_details(data: Database, reservation_id: Any) -> str:
-    """Return the record of a reservation."""
     return json.dumps(data.find("reservations", reservation_id, "user"))
 
 
@@ -86,7 +84,7 @@ def book_reservation(
             methods[name]["amount"] -= payment["amount"]
         elif methods[name]["source"] == "certificate":
             del methods[name]
-    data["reservations"].add(reservation["reservation_id"], reservation)
+    data["reservations"][reservation["reservation_id"]] = reservation
     user["reservations"].append(reservation["reservation_id"])
     return json.dumps(reservation)
 

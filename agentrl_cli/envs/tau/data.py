@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError, create_model
+
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau import airline, retail
@@ -22,18 +24,20 @@ from agentrl_cli.envs.tau.tools import Domain, SharedTable
 SPLITS = ("train", "dev", "test")  # τ-bench's names
 DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # possible parents of a domain's folder
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, SyntaxError, RecursionError)
-Fields = dict[str, type]
+Action = create_model("Action", name=(str, ...), kwargs=(dict, ...))
+TaskRow = create_model(
+    "TaskRow", user_id=(str, ...), instruction=(str, ...), actions=(list[Action], ...),
+    outputs=(list[str], ...),
+)  # fmt: skip
 # Only fields that are read outside tool calls: a wrong type inside a tool is an observation.
-TABLES: dict[str, dict[str, Fields]] = {
-    "retail": {
-        "orders": {"items": list},
-        "products": {"name": str, "variants": dict},
-        "users": {"name": dict, "email": str, "address": dict},
-    },
-    "airline": {"flights": {}, "reservations": {}, "users": {"name": dict, "email": str}},
+Order = create_model("Order", items=(list, ...))
+Product = create_model("Product", name=(str, ...), variants=(dict, ...))
+Flyer = create_model("Flyer", name=(dict, ...), email=(str, ...))
+Shopper = create_model("Shopper", __base__=Flyer, address=(dict, ...))
+TABLES: dict[str, dict[str, Any]] = {
+    "retail": {"orders": Order, "products": Product, "users": Shopper},
+    "airline": {"flights": dict, "reservations": dict, "users": Flyer},
 }
-TASK: Fields = {"user_id": str, "instruction": str, "actions": list, "outputs": list}
-ACTION: Fields = {"name": str, "kwargs": dict}
 
 
 @lru_cache(maxsize=8)
@@ -49,67 +53,64 @@ def load_domain(name: str, folder: str) -> Domain:
             code="missing-data",
         )
     module = retail if name == "retail" else airline
-    tables = {table: _table(root, table, fields) for table, fields in TABLES[name].items()}
+    tables = {
+        table: SharedTable(
+            _read(_existing(root, f"{table}.json", f"data/{table}.json"), dict[str, record])
+        )
+        for table, record in TABLES[name].items()
+    }
+    if (root / "tools.json").is_file():
+        schemas = _read(root / "tools.json", list[dict])
+    else:
+        tool_files = sorted((root / "tools").glob("[!_]*.py"))
+        schemas = [_read(file, dict, _returned_schema) for file in tool_files]
     return Domain(
         name=name,
         tables=tables,
         tools={tool.__name__: tool for tool in (*module.READS, *module.WRITES)},
         writes=frozenset(tool.__name__ for tool in module.WRITES),
-        schemas=tuple(_schemas(root)),
-        policy=_read(_first_existing(root / "policy.md", root / "wiki.md"), str),
+        schemas=tuple(schemas),
+        policy=_read(_existing(root, "policy.md", "wiki.md"), str, str),
         tasks={split: tuple(_tasks(root, split, tables["users"])) for split in SPLITS},
     )
 
 
-def _table(root: Path, name: str, fields: Fields) -> SharedTable:
-    def parse(text: str) -> SharedTable:
-        table = _require("the table", json.loads(text), dict)
-        for key, record in table.items():
-            _require_fields(f"record {key!r}", record, fields)
-        return SharedTable(table)
-
-    return _read(_first_existing(root / f"{name}.json", root / "data" / f"{name}.json"), parse)
-
-
 def _tasks(root: Path, split: str, users: SharedTable) -> list[dict[str, Any]]:
     """Return the tasks of a split, each with its position as `id`; [] without a file."""
-    file = _first_existing(root / f"tasks_{split}.json", root / f"tasks_{split}.py")
-
-    def parse(text: str) -> list[dict[str, Any]]:
-        rows = json.loads(text) if file.suffix == ".json" else _longest_list(text)
-        for i, row in enumerate(_require("the file", rows, list)):
-            _require_fields(f"task {i}", row, TASK)
-            for output in row["outputs"]:
-                _require(f"an output of task {i}", output, str)
-            for action in row["actions"]:
-                _require_fields(f"an action of task {i}", action, ACTION)
-            if row["user_id"] not in users:
-                raise ValueError(f"user {row['user_id']!r} of task {i} is in no table")
-        return [{"id": i, **{key: row[key] for key in TASK}} for i, row in enumerate(rows)]
-
-    return _read(file, parse) if file.is_file() else []
+    file = _existing(root, f"tasks_{split}.json", f"tasks_{split}.py")
+    if not file.is_file():
+        return []
+    rows = _read(file, list[TaskRow], json.loads if file.suffix == ".json" else _longest_list)
+    for i, row in enumerate(rows):
+        if row["user_id"] not in users:
+            raise _unreadable(file, f"user {row['user_id']!r} of task {i} is in no table")
+    return [
+        {"id": i} | {key: row[key] for key in TaskRow.model_fields} for i, row in enumerate(rows)
+    ]
 
 
-def _schemas(root: Path) -> list[dict[str, Any]]:
-    def parse(text: str) -> list[dict[str, Any]]:
-        schemas = _require("the file", json.loads(text), list)
-        return [_require("a schema", schema, dict) for schema in schemas]
-
-    if (root / "tools.json").is_file():
-        return _read(root / "tools.json", parse)
-    return [_read(file, _returned_schema) for file in sorted((root / "tools").glob("[!_]*.py"))]
+def _existing(root: Path, *names: str) -> Path:
+    return next((root / name for name in names if (root / name).is_file()), root / names[0])
 
 
-def _require_fields(name: str, row: Any, fields: Fields) -> None:
-    _require(name, row, dict)
-    for field, kind in fields.items():
-        _require(f"{field} of {name}", row.get(field), kind)
+def _read(file: Path, kind: Any, parse: Callable[[str], Any] = json.loads) -> Any:
+    """Return the parsed content of a file, which must be of this type."""
+    try:
+        value = parse(file.read_text(encoding="utf-8"))
+        TypeAdapter(kind).validate_python(value, strict=True)
+        return value
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _unreadable(file, f"{place}: {first['msg']}") from None
+    except READ_ERRORS as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _unreadable(file, reason) from None
 
 
-def _require(name: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {str(value)[:40]!r}, not a {kind.__name__}")
-    return value
+def _unreadable(file: Path, reason: str) -> UserError:
+    line = f"τ-bench file '{file}' cannot be read ({reason}); correct the folder in env.data"
+    return UserError(line, code="invalid-data")
 
 
 def _longest_list(text: str) -> Any:
@@ -121,11 +122,10 @@ def _longest_list(text: str) -> Any:
 
 def _returned_schema(text: str) -> Any:
     """Return the literal that the function `get_info` of a module returns."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and node.name == "get_info":
-            (returned,) = (line.value for line in node.body if isinstance(line, ast.Return))
-            return _literal(returned)
-    raise ValueError("it has no function get_info")
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    (info,) = (node for node in functions if node.name == "get_info")
+    (returned,) = (line.value for line in info.body if isinstance(line, ast.Return))
+    return _literal(returned)
 
 
 def _literal(node: ast.AST | None) -> Any:
@@ -139,18 +139,3 @@ def _literal(node: ast.AST | None) -> Any:
     if isinstance(node, ast.expr):
         return ast.literal_eval(node)
     raise ValueError("not a literal")
-
-
-def _first_existing(*candidates: Path) -> Path:
-    return next((file for file in candidates if file.is_file()), candidates[0])
-
-
-def _read(file: Path, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(file.read_text(encoding="utf-8"))
-    except READ_ERRORS as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"τ-bench file '{file}' cannot be read ({reason}); correct the folder in env.data",
-            code="invalid-data",
-        ) from None

@@ -23,6 +23,7 @@ from agentrl_cli.envs.tau.data import load_domain
 from agentrl_cli.envs.tau.mini import TOOLS, MiniUser, expert_turns, mini_domain
 from agentrl_cli.envs.tau.tools import Database, Domain, call_tool
 from agentrl_cli.envs.tau.users import (
+    PHRASES,
     ChatFunction,
     HumanUser,
     LLMUser,
@@ -36,22 +37,6 @@ ASK_IDENTITY = "Could you tell me your name with your zip code, or your email?"
 DONE = "That is done. Anything else?"
 MAX_K = 4  # of pass^k
 OVER = "The conversation is over."
-REACT = """
-# Tools
-{tools}
-
-# Format
-Answer in exactly this format. The action must be valid JSON:
-Thought:
-<one line of reasoning>
-Action:
-{{"name": <name of the tool>, "arguments": <arguments of the tool as a JSON object>}}
-
-To reply to the user, use this action:
-{{"name": "respond", "arguments": {{"content": <your reply>}}}}
-
-Call one tool at a time. Do not make up arguments.
-"""
 
 
 @dataclass
@@ -116,7 +101,11 @@ class TauBench(Env):
     def system(self) -> str:
         """Return the policy; for `react` also the tools and the form of an action."""
         domain = self.domain_data
-        form = REACT.format(tools=json.dumps(domain.schemas)) if self.actions == "react" else ""
+        form = (
+            PHRASES.prompts["react"].format(tools=json.dumps(domain.schemas))
+            if self.actions == "react"
+            else ""
+        )
         return domain.policy + form
 
     def tasks(self, split: str) -> list[Task]:
@@ -195,7 +184,7 @@ class TauBench(Env):
         if self.domain == "mini":
             return MiniUser(task, seed)
         names = [item["name"] for item in self.domain_data.tables.get("products", {}).values()]
-        return RetailUser.of(task["instruction"], seed, names)
+        return RetailUser(task["instruction"], seed, names)
 
     def _running(self) -> Conversation:
         if self.conversation is None:

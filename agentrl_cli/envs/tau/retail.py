@@ -35,17 +35,14 @@ def find_user_id_by_name_zip(data: Database, first_name: Any, last_name: Any, zi
 
 
 def get_order_details(data: Database, order_id: Any) -> str:
-    """Return the record of an order."""
     return json.dumps(data.find("orders", order_id, "order"))
 
 
 def get_product_details(data: Database, product_id: Any) -> str:
-    """Return the record of a product with all its variants."""
     return json.dumps(data.find("products", product_id, "product"))
 
 
 def list_all_product_types(data: Database) -> str:
-    """Return product ids by name, sorted."""
     ids = {product["name"]: product["product_id"] for product in data["products"].values()}
     return json.dumps(dict(sorted(ids.items())))
 
@@ -110,11 +107,8 @@ def modify_pending_order_address(
     data: Database, order_id: Any, address1: Any, address2: Any, city: Any, state: Any,
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
-    """Change the address of a pending order."""
     _order_with_status(data, order_id, "pending", "modified")
-    order = data["orders"].edit(order_id)
-    order["address"] = _address(address1, address2, city, state, country, zip)
-    return json.dumps(order)
+    return _move(data["orders"].edit(order_id), address1, address2, city, state, country, zip)
 
 
 def modify_pending_order_payment(data: Database, order_id: Any, payment_method_id: Any) -> str:
@@ -143,11 +137,8 @@ def modify_user_address(
     data: Database, user_id: Any, address1: Any, address2: Any, city: Any, state: Any,
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
-    """Change the default address of a user."""
     data.find("users", user_id, "user")
-    user = data["users"].edit(user_id)
-    user["address"] = _address(address1, address2, city, state, country, zip)
-    return json.dumps(user)
+    return _move(data["users"].edit(user_id), address1, address2, city, state, country, zip)
 
 
 def return_delivered_order_items(
@@ -195,7 +186,6 @@ def _price_difference(
 
 
 def _missing_items(order: Record, item_ids: Any) -> list[Any]:
-    """Return the items that are named more often than the order holds them."""
     ordered = [item["item_id"] for item in order["items"]]
     return [wanted for wanted in item_ids if item_ids.count(wanted) > ordered.count(wanted)]
 
@@ -225,8 +215,9 @@ def _payment_entry(kind: str, amount: int | float, method_id: Any) -> Record:
     return {"transaction_type": kind, "amount": amount, "payment_method_id": method_id}
 
 
-def _address(*parts: Any) -> Record:
-    return dict(zip(ADDRESS, parts, strict=True))
+def _move(record: Record, *address: Any) -> str:
+    record["address"] = dict(zip(ADDRESS, address, strict=True))
+    return json.dumps(record)
 
 
 READS: tuple[Tool, ...] = (

@@ -3,9 +3,9 @@
 The database is a copy-on-write view: an episode copies only the records that it changes. Records
 are JSON values. Only a record that `Table.edit` returned may be changed in place.
 
-Any exception that a tool raises becomes an observation that begins with `Error:`. In the original,
-tools are methods called by keyword, so Python itself answers a wrong argument. That text is part
-of the benchmark; `argument_error` composes it in the words of Python 3.11 on every version.
+Any exception that a tool raises becomes an observation that begins with `Error:`, and the text is
+part of the benchmark. In the original, tools are methods `invoke` called by keyword. Here they are
+functions with the names of such methods, so Python raises the same errors for wrong arguments.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ from typing import Any
 
 Record = dict[str, Any]
 Tool = Callable[..., str]
-TERMINAL_TOOL = "transfer_to_human_agents"
 ALLOWED_CHARACTERS = "0123456789+-*/(). "
 MAX_BITS = 1 << 22  # total bits of all intermediate integers; no float holds nearly as many
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-    ast.UAdd: operator.pos,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.UAdd: operator.pos,
     ast.USub: operator.neg,
-}
+}  # fmt: skip
 
 
 class SharedTable(dict[str, Record]):
@@ -52,7 +46,7 @@ Tables = Mapping[str, SharedTable]
 
 class Table(ChainMap[str, Record]):
     """One table of an episode: the changed records before the shared ones. Reading returns shared
-    records; `edit` returns a private copy."""
+    records; `edit` returns a private copy; a new record is assigned."""
 
     def __init__(self, base: SharedTable) -> None:
         super().__init__({}, base)
@@ -64,21 +58,11 @@ class Table(ChainMap[str, Record]):
             self.changed[key] = copy.deepcopy(self.base[key])
         return self.changed[key]
 
-    def add(self, key: str, record: Record) -> None:
-        """Append a new record."""
-        self.changed[key] = record
-
     def touched(self) -> dict[str, str]:
         """Return the canonical text of every record that differs from the shared table."""
         texts = {key: canonical_text(record) for key, record in self.changed.items()}
         before = {key: canonical_text(self.base[key]) for key in texts if key in self.base}
         return {key: text for key, text in texts.items() if text != before.get(key)}
-
-    def text(self) -> str:
-        """Return the canonical text of the whole table."""
-        changed = {key: canonical_text(record) for key, record in self.changed.items()}
-        texts = self.base.texts | changed
-        return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
 
 
 class Database:
@@ -104,16 +88,23 @@ class Database:
 
     def digest(self) -> str:
         """Return τ-bench's hash of the whole state, in hexadecimal."""
-        whole = _tuple([f"({name!r}, {self.tables[name].text()})" for name in sorted(self.tables)])
-        return sha256(whole.encode()).hexdigest()
+        changed = {
+            n: {k: canonical_text(r) for k, r in t.changed.items()} for n, t in self.tables.items()
+        }
+        texts = {name: table.base.texts | changed[name] for name, table in self.tables.items()}
+        return sha256(_pairs({name: _pairs(t) for name, t in texts.items()}).encode()).hexdigest()
 
 
 def canonical_text(value: object) -> str:
     """Return the text that τ-bench hashes: Python's text of nested tuples, mappings as pairs sorted
     by key, lists in order. So 250 and 250.0, or True and 1, differ."""
     if isinstance(value, dict):
-        return _tuple([f"({key!r}, {canonical_text(value[key])})" for key in sorted(value)])
+        return _pairs({key: canonical_text(item) for key, item in value.items()})
     return _tuple(list(map(canonical_text, value))) if isinstance(value, list) else repr(value)
+
+
+def _pairs(texts: Mapping[str, str]) -> str:
+    return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
 
 
 def _tuple(parts: list[str]) -> str:
@@ -132,38 +123,25 @@ class Domain:
     schemas: tuple[dict[str, Any], ...]
     policy: str
     tasks: Mapping[str, tuple[dict[str, Any], ...]]
-    terminal_tool: str = TERMINAL_TOOL
+    terminal_tool: str = "transfer_to_human_agents"
+
+    def __post_init__(self) -> None:
+        for tool in self.tools.values():
+            tool.__qualname__ = f"{tool.__name__.title().replace('_', '')}.invoke"
 
 
 def call_tool(domain: Domain, database: Database, name: str, arguments: dict[str, Any]) -> str:
     """Call a tool and return the observation. Never raises for the content of the arguments."""
     if name not in domain.tools:
         return f"Unknown action {name}"
-    if error := argument_error(domain.tools[name], domain.name, arguments):
-        return f"Error: {error}"
+    tool = domain.tools[name]
+    if "data" in arguments:  # in the original, the database is a keyword of this name
+        method = f"tau_bench.envs.{domain.name}.tools.{tool.__name__}.{tool.__qualname__}()"
+        return f"Error: {method} got multiple values for keyword argument 'data'"
     try:
-        return domain.tools[name](database, **copy.deepcopy(arguments))
+        return tool(database, **copy.deepcopy(arguments))
     except Exception as error:
-        return f"Error: {error}"
-
-
-def argument_error(tool: Tool, domain: str, arguments: dict[str, Any]) -> str:
-    """Return Python's message for argument names that do not fit the tool, or "" if they fit."""
-    class_name = "".join(word.capitalize() for word in tool.__name__.split("_"))
-    method, expected = f"{class_name}.invoke()", parameters(tool)
-    if "data" in arguments:
-        method = f"tau_bench.envs.{domain}.tools.{tool.__name__}.{method}"
-        return f"{method} got multiple values for keyword argument 'data'"
-    for name in arguments:
-        if name not in expected:
-            return f"{method} got an unexpected keyword argument '{name}'"
-    missing = [f"'{name}'" for name in expected if name not in arguments]
-    if not missing:
-        return ""
-    *first, last = missing
-    names = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
-    plural = "s" if first else ""
-    return f"{method} missing {len(missing)} required positional argument{plural}: {names}"
+        return f"Error: {error}".partition(". Did you mean")[0]  # which Python 3.13 appends
 
 
 @cache
@@ -172,25 +150,24 @@ def parameters(tool: Tool) -> tuple[str, ...]:
     return tuple(inspect.signature(tool).parameters)[1:]
 
 
+# --- The tools of both domains, and the value of an arithmetic expression ------------------------
+
+
 def calculate(data: Database, expression: Any) -> str:
-    """Return the value of an arithmetic expression, rounded to two decimals."""
     if not all(char in ALLOWED_CHARACTERS for char in expression):
         raise ValueError("invalid characters in expression")
     return str(round(float(evaluate(expression)), 2))
 
 
 def think(data: Database, thought: Any) -> str:
-    """Do nothing."""
     return ""
 
 
 def transfer_to_human_agents(data: Database, summary: Any) -> str:
-    """End the episode."""
     return "Transfer successful"
 
 
 def get_user_details(data: Database, user_id: Any) -> str:
-    """Return the record of a user."""
     return json.dumps(data.find("users", user_id, "user"))
 
 
@@ -209,17 +186,18 @@ def evaluate(expression: object) -> Any:
         tree = ast.parse(expression.lstrip(" \t"), "<string>", "eval")
     except RecursionError:  # Python's own limit, with the message of `eval`
         raise RecursionError("maximum recursion depth exceeded during compilation") from None
-    # Parts before wholes and left before right, without recursion: long chains are valid input.
-    todo: list[tuple[ast.expr, bool]] = [(tree.body, False)]
+    # Wholes before parts and right before left, to be evaluated in reverse. There is no recursion,
+    # because long chains are valid input.
+    nodes, todo = list[tuple[ast.AST, int]](), list[ast.AST]([tree.body])
+    while todo:
+        node = todo.pop()
+        parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr | ast.keyword)]
+        nodes.append((node, len(parts)))
+        todo += parts
     values: list[Any] = []
     bits = 0
-    while todo:
-        node, ready = todo.pop()
-        parts = _operands(node)
-        if not ready:
-            todo += [(node, True), *((part, False) for part in reversed(parts))]
-            continue
-        start = len(values) - len(parts)
+    for node, count in reversed(nodes):
+        start = len(values) - count
         values[start:] = [_apply(node, values[start:])]
         bits += values[-1].bit_length() if isinstance(values[-1], int) else 0
         if bits > MAX_BITS:
@@ -227,18 +205,8 @@ def evaluate(expression: object) -> Any:
     return values.pop()
 
 
-def _operands(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp):
-        return [node.left, node.right]
-    if isinstance(node, ast.UnaryOp):
-        return [node.operand]
-    if isinstance(node, ast.Call):
-        args = [arg.value if isinstance(arg, ast.Starred) else arg for arg in node.args]
-        return [node.func, *args, *(keyword.value for keyword in node.keywords)]
-    return []
-
-
-def _apply(node: ast.expr, values: list[Any]) -> Any:
+def _apply(node: ast.AST, values: list[Any]) -> Any:
+    """Return the value of a node from those of its parts."""
     if isinstance(node, ast.BinOp | ast.UnaryOp):
         if isinstance(node.op, ast.Pow) and all(isinstance(value, int) for value in values):
             base, exponent = values
@@ -253,6 +221,8 @@ def _apply(node: ast.expr, values: list[Any]) -> Any:
         if node.args and isinstance(node.args[0], ast.Starred) and argument != ():
             raise TypeError(f"{called} argument after * must be an iterable, not {kind}")
         raise TypeError(f"'{type(called).__name__}' object is not callable")
+    if isinstance(node, ast.Starred | ast.keyword):
+        return values[0]
     if isinstance(node, ast.Tuple) and not node.elts:
         return ()
     if isinstance(node, ast.Constant):

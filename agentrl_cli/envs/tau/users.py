@@ -6,6 +6,7 @@ that contains STOP ends the conversation. The scripted user of the mini domain i
 The scripted retail user parses the templated instructions of the train tasks. It gives its identity
 on request, states its wishes one by one, confirms correct proposals and corrects the others.
 Messages are judged sentence by sentence, because a statement in one is not a question in another.
+phrases.yaml holds its sentences and the expressions by which it understands an agent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import yaml
 
 from agentrl_cli.core.errors import SimulatorError, UserError
 from agentrl_cli.core.terminal import echo
@@ -25,25 +30,25 @@ from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
 GREETING = "Hi! How can I help you today?"
-ID_PATTERN = re.compile(r"#W\d+|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\S+@\S+\.\w+")
-YES_WORDS = re.compile(
-    r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
-)
-NO_WORDS = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
-PROMPT = """You are a customer who is talking to a service agent.
-
-Instruction: {instruction}
-
-Rules:
-- Write one line at a time, as the customer would.
-- Give only the information that the current step needs. Do not reveal the whole instruction.
-- Do not invent information. If the instruction does not contain what the agent asks for, say that \
-you do not know it or do not remember it.
-- Use your own words. Do not repeat the instruction.
-- When everything in the instruction is done, write only {stop} and nothing else.
-- Make the conversation sound natural, and keep the personality that the instruction gives you."""
-
+REASONS = ("no longer needed", "ordered by mistake")
+INTERCHANGEABLE = {"modify", "exchange"}  # synonyms, if the wish's own word is used as well
+LITERAL_ERRORS = (ValueError, TypeError, AttributeError, SyntaxError, MemoryError, RecursionError)
 ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
+
+
+def _load_phrases() -> tuple[Any, Any]:
+    """Return the groups of phrases.yaml, with its parts filled in, and its compiled patterns."""
+    groups = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text("utf-8"))
+    for name in groups["parts"]:
+        for group in groups.values():
+            for key, text in group.items():
+                text = "|".join(text) if isinstance(text, list) else text
+                group[key] = text.replace(f"{{{{{name}}}}}", groups["parts"][name])
+    patterns = {name: re.compile(text) for name, text in groups["patterns"].items()}
+    return SimpleNamespace(**groups), SimpleNamespace(**patterns)
+
+
+PHRASES, PATTERNS = _load_phrases()
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class LLMUser(User):
     messages: list[Message] = field(default_factory=list)
 
     def start(self) -> Reply:
-        prompt = PROMPT.format(instruction=self.instruction, stop=STOP)
+        prompt = PHRASES.prompts["model"].format(instruction=self.instruction, stop=STOP)
         self.messages = [Message("system", prompt)]
         first = self.reply(GREETING)
         return Reply(first.text, "broke_off") if first.stops else first
@@ -123,36 +128,17 @@ class LLMUser(User):
             raise SimulatorError("the user's model returned an empty text")
         self.messages.append(Message("assistant", text))
         known = self.instruction + " ".join(m.content for m in self.messages if m.role == "user")
-        is_invented = any(name.rstrip(".") not in known for name in ID_PATTERN.findall(text))
+        names = PATTERNS.identifier.findall(text)
+        is_invented = any(name.rstrip(".") not in known for name in names)
         return Reply(text, "invented" if is_invented else "")
 
 
 def agrees(line: str) -> bool:
     """Return whether a line of the user agrees."""
-    return NO_WORDS.match(line) is None and YES_WORDS.search(line) is not None
+    return not PATTERNS.declines.match(line) and bool(PATTERNS.agrees.search(line))
 
 
 # --- The instruction of a scripted retail user ---------------------------------------------------
-
-HEAD = re.compile(
-    r"Your name is (?P<name>[^.]+?) and your "
-    r"(?:zip code is (?P<zip>\d+)|email is (?P<email>\S+))\. You are [^.]*\.\s*"
-)
-ORDER, PAYMENT = r"(?P<order>#W\d+)", r"(?P<payment>\w+_\d+)"
-NAME, OPTIONS = r"[A-Z][\w '()-]*?", r"\{[^{}]*\}"
-ITEMS = rf"(?P<items>(?:{NAME}(?: {OPTIONS})?(?: to {OPTIONS})?; )+)"
-PATTERNS = {
-    "cancel": re.compile(rf"Cancel order {ORDER} because (?P<reason>[a-z ]+)\.\s*"),
-    "return": re.compile(rf"Return {ORDER} via {PAYMENT}: {ITEMS}"),
-    "payment": re.compile(rf"For {ORDER}, change payment to {PAYMENT}\.\s*"),
-    "address": re.compile(
-        rf"For {ORDER}, change address to (?P<address>{OPTIONS})(?: \([^)]*\))?\.\s*"
-    ),
-    "modify": re.compile(rf"For {ORDER}, modify {ITEMS}via {PAYMENT}\.\s*"),
-    "exchange": re.compile(rf"For {ORDER}, exchange {ITEMS}via {PAYMENT}\.\s*"),
-}
-ITEM = re.compile(rf"({NAME})(?: ({OPTIONS}))?(?: to ({OPTIONS}))?; ")
-LITERAL_ERRORS = (ValueError, TypeError, AttributeError, SyntaxError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -166,7 +152,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Request:
-    """One wish about one order; `kind` is a key of PATTERNS."""
+    """One wish about one order; `kind` is a key of the clauses in phrases.yaml."""
 
     kind: str
     order: str
@@ -188,24 +174,21 @@ class Instruction:
 
 def parse_instruction(text: str) -> Instruction:
     """Parse a templated instruction. Raises UserError for any other text."""
-    head = HEAD.match(text)
+    head = PATTERNS.head.match(text)
     requests, at, end = list[Request](), head.end() if head else 0, len(text.rstrip())
     while head and at < end:
-        matches = ((kind, pattern.match(text, at)) for kind, pattern in PATTERNS.items())
+        matches = ((kind, re.compile(p).match(text, at)) for kind, p in PHRASES.clauses.items())
         kind, match = next((pair for pair in matches if pair[1]), ("", None))
         if match is None:
             break
-        parts = match.groupdict()
+        parts = {"items": "", "address": ""} | match.groupdict()
+        items = PATTERNS.item.findall(parts.pop("items"))
         try:
-            items = tuple(
-                Item(name.strip(), _parse_options(options), _parse_options(wanted))
-                for name, options, wanted in ITEM.findall(parts.get("items", ""))
-            )
-            address = _parse_options(parts.get("address", ""))
+            found = tuple(Item(n.strip(), _options(now), _options(new)) for n, now, new in items)
+            parts["address"] = _options(parts["address"])
         except LITERAL_ERRORS:
             break
-        payment, reason = parts.get("payment", ""), parts.get("reason", "")
-        requests.append(Request(kind, parts["order"], payment, reason, address, items))
+        requests.append(Request(kind, **parts, items=found))
         at = match.end()
     if head is None or at < end or not requests:
         raise UserError(
@@ -216,121 +199,52 @@ def parse_instruction(text: str) -> Instruction:
     return Instruction(head["name"], head["zip"] or "", head["email"] or "", tuple(requests))
 
 
-def _parse_options(text: str) -> dict[str, str]:
+def _options(text: str) -> dict[str, str]:
     value: Any = ast.literal_eval(text) if text else {}
     return {str(key): str(item) for key, item in value.items()}
 
 
 # --- Questions, confirmations and reports in a message of the agent ------------------------------
 
-IDENTITY = re.compile(
-    r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name|first and last name|"
-    r"who (am i|are you|you are))\b",
-    re.I,
-)
-ASKS = re.compile(r"\?|\b(please|provide|tell|need|may i|could you)\b", re.I)
-REQUESTS = re.compile(
-    r"\?|\b(please (tell|provide|repeat|give|specify|name|share|confirm)|tell me|could you|may i|"
-    r"i (\w+ )?need)\b",
-    re.I,
-)
-CONFIRM = re.compile(
-    r"\b(confirm\w*|yes/no|yes or no|proceed|go ahead|(shall|should) i|"
-    r"(would|do) you (like|want) me to|is (this|that|it) (right|correct|ok(ay)?))\b",
-    re.I,
-)
-YES_NO = re.compile(r"\b(yes/no|yes or no)\b", re.I)
-EXPLICIT = re.compile(  # a request for a yes, whatever else the sentence contains
-    r"\bdo you confirm\b|\b(could|can) you (please )?confirm"
-    r"(?! (the|your|this|which|what|how|when|where|who)\b)|"
-    r"\bconfirm (the|your|this) (cancel|return|exchange|modif|change|detail)",
-    re.I,
-)
-DETAIL = re.compile(r"\bconfirm (the|your|which|what)\b", re.I)  # "please confirm the order id"
-OPEN_QUESTION = re.compile(r"\b(what|which|how|when|where|who|could you|can you)\b", re.I)
-DONE = re.compile(
-    r"\b(done|all set)\b|\b(is|are|has|have|was|were|been|successfully|now|'ve)\b(\s\w+){0,3}?\s"
-    r"(cancell?ed|returned|exchanged|modified|updated|changed|submitted|initiated|completed)\b",
-    re.I,
-)
-REFUSED = re.compile(r"\b(cannot|can't|can not|unable|not (possible|able|allowed))\b", re.I)
-ANYTHING_ELSE = re.compile(
-    r"\b(anything|something|what|how) else\b|\bfurther\b|\bany other\b|\bdo next\b", re.I
-)
-# a line that starts like a list item belongs to the sentence before it
-SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\s\d\.)\s+(?![\s*•-])|\n+(?!\s*(?:[*•-]|\d+[.)]))")
-ORDER_ID = re.compile(r"#W\d+")
-
 
 def sentences(text: str) -> list[str]:
     """Split a text into sentences; a list stays with the words that introduce it."""
-    return SENTENCE_END.split(text)
+    return PATTERNS.sentence_end.split(text)
 
 
 def asks_confirmation(text: str) -> bool:
     """Return whether a sentence requests a yes; "please confirm the order id" does not."""
-    if YES_NO.search(text):
+    if PATTERNS.yes_no.search(text):
         return True
-    if DETAIL.search(text) and not ORDER_ID.search(text):
+    if PATTERNS.detail.search(text) and not PATTERNS.order_id.search(text):
         return False
-    asking = [s for s in sentences(text) if CONFIRM.search(s)]
-    return any(EXPLICIT.search(s) or not OPEN_QUESTION.search(s) for s in asking)
+    asking = [s for s in sentences(text) if PATTERNS.confirm.search(s)]
+    return any(
+        PATTERNS.explicit.search(sentence) or not PATTERNS.open_question.search(sentence)
+        for sentence in asking
+    )
 
 
 def reports_completion(text: str) -> bool:
     """Return whether a sentence without a question reports success or refusal of the wish."""
-    statements = [sentence for sentence in sentences(text) if not REQUESTS.search(sentence)]
-    return any(DONE.search(sentence) or REFUSED.search(sentence) for sentence in statements)
+    statements = [s for s in sentences(text) if not PATTERNS.requests.search(s)]
+    return any(PATTERNS.done.search(s) or PATTERNS.refused.search(s) for s in statements)
 
 
 # --- Objections to a proposal of the agent --------------------------------------------------------
 
-PAYMENTS = r"\b(?:credit_card|gift_card|paypal)_\d+"
-STREETS = r"\b\d+ [a-z]+ (?:street|avenue|drive|road|lane|boulevard)\b"
-FILLER = r"(?:(?:the|your|to|on|old|current|original|payment|method|card) )*"
-REJECTS = rf"\b(?:instead of|rather than|not) {FILLER}"  # the text after it is not proposed
-MOVES_FROM = rf"\bfrom {FILLER}"
-REASONS = ("no longer needed", "ordered by mistake")
-OFFERS = re.compile(r"\b(i will|i'll|i am going to|i'm going to|(shall|should) i)\b", re.I)
-IMPOSSIBLE = re.compile(r"\b((can|will|could) (no longer|not)|no longer be|won't|anymore)\b", re.I)
-CLAUSE = re.compile(r"[.!?;]\s|\n|,|\b(?:since|because|as|but)\b")
-CHANGES = r"\b(?:modif|chang|swap|updat|replac|switch)\w*\b"
-SAME_CLAUSE = r"(?:(?!\b(?:items?|with|using|via|for|and)\b)[^.:;,?])*?"
-OWN_WORDS = {
-    "cancel": r"\bcancel",
-    "return": r"\breturn",
-    "exchange": r"\bexchang|\b(chang|swap|replac)",
-    "modify": CHANGES,
-    "payment": rf"\b(payment|pay|charge)|{PAYMENTS}",
-    "address": rf"\b(address|ship|deliver to|send)|{STREETS}",
-}
-OTHER_WORDS = {  # stricter: words that name the act and are not a detail of another
-    "cancel": r"\bcancel",
-    "return": r"(?<!how to )(?<!you )\breturn(s|ing)?\b(?! to| of the (money|refund))"
-    r"|\bbe returned\b(?! to)",
-    "exchange": r"\bexchang",
-    "modify": rf"{CHANGES}[^.:;,?]*?\bitems?\b",
-    "payment": rf"{CHANGES}{SAME_CLAUSE}\bpayment",
-    "address": rf"{CHANGES}{SAME_CLAUSE}(?<!mail )\baddress"
-    r"|\b(ship|deliver|send)(ing)?\b[^.:;,?]*?\bto \d",
-}
-ANY_ACT = rf"\b(cancel|return|exchang)|{CHANGES}"
-INTERCHANGEABLE = {"modify", "exchange"}  # synonyms, if the wish's own word is used as well
-REPLACEMENT = re.compile(
-    r"\b(for|to|with|into)\s+(?!(the |a |your |this )?(order|payment|difference|refund|card|"
-    r"credit_card|gift_card|paypal|proceed|confirm|you|your|this|be|go|do|settle|cover)\b|#)"
-)
-
 
 def objection(wish: Request, products: list[str], proposal: str) -> str:
     """Return the user's objection to a proposal, or "". `products` are all product names."""
-    proposal = YES_NO.sub("", proposal)
+    proposal = PATTERNS.yes_no.sub("", proposal)
     part = proposed_part(proposal)
     text = part.lower()
-    if any(order != wish.order for order in ORDER_ID.findall(part) or ORDER_ID.findall(proposal)):
+    orders = PATTERNS.order_id.findall(part) or PATTERNS.order_id.findall(proposal)
+    if any(order != wish.order for order in orders):
         return "that is not the order I mean"
-    paid = text if re.search(PAYMENTS, text) else proposal.lower()
-    if wish.payment and _names_other(wish.payment, PAYMENTS, paid, moves=wish.kind == "payment"):
+    payments, streets = PHRASES.parts["payments"], PHRASES.parts["streets"]
+    paid = text if re.search(payments, text) else proposal.lower()
+    if wish.payment and _names_other(wish.payment, payments, paid, moves=wish.kind == "payment"):
         return "that is not the payment method I want"
     other = [reason for reason in REASONS if reason in text and reason != wish.reason]
     if wish.reason and other and wish.reason not in text:
@@ -338,7 +252,7 @@ def objection(wish: Request, products: list[str], proposal: str) -> str:
     if _names_other_act(wish.kind, text):
         return "that is not what I asked for"
     street = wish.address.get("address1", "").lower()
-    if street and _names_other(street, STREETS, text, moves=True):
+    if street and _names_other(street, streets, text, moves=True):
         return "that is not the address I want"
     if not any(contains_words(name, text) for name in products):
         text = proposal.lower()
@@ -356,9 +270,9 @@ def objection(wish: Request, products: list[str], proposal: str) -> str:
 
 def proposed_part(proposal: str) -> str:
     """Return the text from the first sentence that names the agent's act; else the whole text."""
-    parts, acts = sentences(proposal), "|".join(OWN_WORDS.values())
+    parts, acts = sentences(proposal), "|".join(PHRASES.own_acts.values())
     for i, sentence in enumerate(parts):
-        proposes = OFFERS.search(sentence) or CONFIRM.search(sentence)
+        proposes = PATTERNS.offers.search(sentence) or PATTERNS.confirm.search(sentence)
         if proposes and re.search(acts, sentence.lower()):
             return "\n".join(parts[i:])
     return proposal
@@ -372,19 +286,22 @@ def contains_words(words: str, text: str) -> bool:
 def _names_other(wanted: str, pattern: str, text: str, *, moves: bool) -> bool:
     """Return whether the text proposes a match of `pattern` that is not wanted, or rejects the
     wanted one. If the act `moves` something, its origin does not count."""
-    rejected = re.findall(rf"{REJECTS}({pattern})", text)
-    text = re.sub(rf"{REJECTS}{pattern}", "", text)
-    text = re.sub(rf"{MOVES_FROM}{pattern}", "", text) if moves else text
+    rejects, origin = PHRASES.parts["rejects"], PHRASES.parts["moves_from"]
+    rejected = re.findall(rf"{rejects}({pattern})", text)
+    text = re.sub(rf"{rejects}{pattern}", "", text)
+    text = re.sub(rf"{origin}{pattern}", "", text) if moves else text
     return wanted in rejected or any(found != wanted for found in re.findall(pattern, text))
 
 
 def _names_other_act(kind: str, text: str) -> bool:
     """Return whether an unwanted act is proposed; an act that is called impossible is not."""
-    clauses = [c for c in CLAUSE.split(text) if not REFUSED.search(c) and not IMPOSSIBLE.search(c)]
-    own = any(re.search(OWN_WORDS[kind], clause) for clause in clauses)
+    denied = (PATTERNS.refused, PATTERNS.impossible)
+    clauses = [c for c in PATTERNS.clause_end.split(text) if not any(d.search(c) for d in denied)]
+    own = any(re.search(PHRASES.own_acts[kind], clause) for clause in clauses)
     same = INTERCHANGEABLE if own and kind in INTERCHANGEABLE else {kind}
-    acts = [words for other, words in OTHER_WORDS.items() if other not in same]
-    return any(re.search(act, c) for c in clauses for act in (acts if own else [ANY_ACT, *acts]))
+    acts = [words for other, words in PHRASES.other_acts.items() if other not in same]
+    acts = acts if own else [PHRASES.parts["any_act"], *acts]
+    return any(re.search(act, clause) for clause in clauses for act in acts)
 
 
 def _options_differ(item: Item, products: list[str], text: str) -> bool:
@@ -398,7 +315,7 @@ def _options_differ(item: Item, products: list[str], text: str) -> bool:
     name = re.escape(item.name.lower())
     after = " ".join(re.findall(rf"(?<!\w){name}(?!\w)(.*?)(?={end})", text, re.S))
     words = [word for pair in item.wanted.items() for word in pair]
-    if not REPLACEMENT.search(after) and not any(contains_words(word, after) for word in words):
+    if not PATTERNS.replacement.search(after) and not any(contains_words(w, after) for w in words):
         after = text
         if not any(contains_words(word, text) for word in words):
             return False
@@ -408,21 +325,14 @@ def _options_differ(item: Item, products: list[str], text: str) -> bool:
 # --- The scripted retail user --------------------------------------------------------------------
 
 
-@dataclass
 class RetailUser(User):
     """Follows a templated instruction. `products` are the shop's product names, by which it detects
-    an item that it did not ask for."""
+    an item that it did not ask for. Raises UserError if the instruction is not templated."""
 
-    instruction: Instruction
-    products: list[str]
-    rng: random.Random
-    request_index: int = 0
-    confirmed: bool = False
-
-    @classmethod
-    def of(cls, text: str, seed: int, products: list[str]) -> RetailUser:
-        """Return the user of an instruction. Raises UserError if it is not templated."""
-        return cls(parse_instruction(text), products, random.Random(seed))
+    def __init__(self, instruction: str, seed: int, products: list[str]) -> None:
+        self.instruction = parse_instruction(instruction)
+        self.products, self.rng = products, random.Random(seed)
+        self.request_index, self.confirmed = 0, False
 
     @property
     def request(self) -> Request:
@@ -435,19 +345,20 @@ class RetailUser(User):
 
     def reply(self, message: str) -> Reply:
         """Return the identity, a yes or a correction, the next wish, or the current one again."""
-        asked = [s for s in sentences(message) if IDENTITY.search(s) and ASKS.search(s)]
+        parts = sentences(message)
+        asked = [s for s in parts if PATTERNS.identity.search(s) and PATTERNS.asks.search(s)]
         if any(not asks_confirmation(sentence) for sentence in asked):
             return Reply(self._identity())
         if asks_confirmation(message):
             return Reply(self._confirm(message))
-        requests = [s for s in sentences(message) if REQUESTS.search(s)]
-        if any(not ANYTHING_ELSE.search(sentence) for sentence in requests):
+        requests = [s for s in parts if PATTERNS.requests.search(s)]
+        if any(not PATTERNS.anything_else.search(sentence) for sentence in requests):
             return Reply(request_text(self.request))
         if reports_completion(message):
             return self._next()
-        if ANYTHING_ELSE.search(message):
+        if PATTERNS.anything_else.search(message):
             return self._next() if self.confirmed else Reply("No, only that.")
-        if self.confirmed and not OPEN_QUESTION.search(message):
+        if self.confirmed and not PATTERNS.open_question.search(message):
             return self._next()
         return Reply(request_text(self.request))
 
@@ -475,25 +386,15 @@ class RetailUser(User):
 
 def request_text(wish: Request) -> str:
     """Return a wish in words, with all its details."""
-    items = []
-    for item in wish.items:
-        text = f"{item.name} ({_options_text(item.options)})" if item.options else item.name
-        wanted = f" for one with {_options_text(item.wanted)}" if item.wanted else ""
-        items.append(text + wanted)
-    listed = "; ".join(items)
-    address = ", ".join(v for k, v in wish.address.items() if k != "order_id" and v)
-    return {
-        "cancel": f"Please cancel my order {wish.order}. The reason: {wish.reason}.",
-        "return": f"I want to return from order {wish.order}: {listed}. "
-        f"The refund should go to {wish.payment}.",
-        "payment": f"Please change the payment of order {wish.order} to {wish.payment}.",
-        "address": f"Please change the address of order {wish.order} to {address}.",
-        "modify": f"Please change items of my pending order {wish.order}: {listed}. "
-        f"Use {wish.payment} for the difference.",
-        "exchange": f"I want to exchange items of order {wish.order}: {listed}. "
-        f"Use {wish.payment} for the difference.",
-    }[wish.kind]
 
+    def listed(options: dict[str, str]) -> str:
+        return ", ".join(f"{key} {value}" for key, value in options.items())
 
-def _options_text(options: dict[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in options.items())
+    items = [
+        f"{item.name}{f' ({listed(item.options)})' if item.options else ''}"
+        f"{f' for one with {listed(item.wanted)}' if item.wanted else ''}"
+        for item in wish.items
+    ]
+    address = [value for key, value in wish.address.items() if key != "order_id" and value]
+    shown = {"items": "; ".join(items), "address": ", ".join(address)}
+    return PHRASES.wishes[wish.kind].format(**(vars(wish) | shown))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Annotated, Any, Literal
@@ -17,11 +17,9 @@ from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env, episodes_by_task, require_split
-from agentrl_cli.envs.wiki.answers import f1, is_right, proves
 from agentrl_cli.envs.wiki.browser import MAX_ARGUMENT, NEXT, PREVIOUS, Browser, parse
 from agentrl_cli.envs.wiki.generator import built_in
-from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
-from agentrl_cli.envs.wiki.schema import WikiData
+from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, WikiData, link_key, normalise
 from agentrl_cli.envs.wiki.user_data import read_user_data
 
 ACTIONS = "SEARCH words, OPEN link, FIND words, BACK, SAVE lines, or SUBMIT"
@@ -41,6 +39,9 @@ FULL_SYSTEMS = {
 UNKNOWN = f"Unknown action. Use {ACTIONS}."
 OVER = "The search is over."
 MAX_PARTS_TURNED = 2  # a line further away is found by its words
+MAX_SAVED = 2  # lines that may be saved per step of a proof
+
+Proof = Sequence[Collection[Line]]  # for each step the lines that prove it; one of them suffices
 
 
 @dataclass
@@ -104,7 +105,9 @@ class Wiki(Env):
             return read_user_data(self.data, self.test_data, *shares, self.reward != "answer")
         if split == "val":
             seed = derive_seed("wiki", split, self.world_seed)
-            return built_in(self.world, seed, self.pages, (1, self.val_questions)).test_as(split)
+            other = built_in(self.world, seed, self.pages, (1, self.val_questions))
+            questions, articles = {split: other.questions["test"]}, {split: other.articles["test"]}
+            return WikiData(f"{other.name}-val", other.encyclopedia, questions, articles)
         counts = (self.questions, self.test_questions)
         return built_in(self.world, self.world_seed, self.pages, counts)
 
@@ -213,6 +216,33 @@ class Wiki(Env):
         info["success"] = reward == 1.0
         text = text if in_time else f"No turns left. {text}"
         return Step([Message("user", text)], reward, True, False, info)
+
+
+# --- Scores of answers and saved lines ------------------------------------------------------------
+
+
+def is_right(answer: str, answers: Iterable[str]) -> bool:
+    """Return whether the answer equals one of `answers` after `normalise`, or exactly."""
+    known, normalised = list(answers), normalise(answer)
+    is_equal = bool(normalised) and normalised in map(normalise, known)
+    return is_equal or answer.strip() in known
+
+
+def proves(saved: Collection[Line], proof: Proof) -> bool:
+    """Return whether the saved lines hold one for every step of the proof, and are at most twice as
+    many as its steps, so that saving everything does not count."""
+    return len(saved) <= MAX_SAVED * len(proof) and all(set(step) & set(saved) for step in proof)
+
+
+def f1(saved: Collection[Line], proof: Proof) -> float:
+    """Return the harmonic mean of precision (share of saved lines in the proof) and recall (share
+    of steps with a saved line); 1 if nothing is to be saved and nothing is."""
+    wanted = {line for step in proof for line in step}
+    if not proof or not saved:
+        return float(not proof and not saved)
+    precision = sum(line in wanted for line in saved) / len(saved)
+    recall = sum(bool(set(step) & set(saved)) for step in proof) / len(proof)
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 # --- The expert reaches each line of the proof by a link, one step back, or a search --------------

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
+from typing import Any
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.text import encodable
@@ -20,6 +22,8 @@ from agentrl_cli.core.text import encodable
 Line = tuple[str, int]  # a page's title and the number of one of its lines, counted from 1
 SPACES = re.compile(r"\s+")
 WORD = re.compile(r"\w+")
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
 MAX_WORDS, MAX_WORD = 16, 40  # words of a search, and characters of a word
 MAX_FOUND = 50  # titles of a search
 TITLE_WEIGHT = 8.0  # of a word in a title; a word in the text has 1
@@ -42,16 +46,34 @@ class Page:
 
 @dataclass(frozen=True, eq=False)
 class Encyclopedia:
-    """Pages by title, compared by identity. With `number_last` the number of a line is at its end,
-    because a small model can copy a number only after the words that lead to it."""
+    """Pages by title, compared by identity and shared by threads. With `number_last` the number of
+    a line is at its end, because a small model can copy a number only after the words that lead to
+    it."""
 
     pages: Mapping[str, Page]
     number_last: bool = False
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     @cached_property
-    def index(self) -> SearchIndex:
-        """The search index, built on first use."""
-        return SearchIndex((page.title, " ".join(page.lines)) for page in self.pages.values())
+    def index(self) -> sqlite3.Connection:
+        """The search index, built on first use. Raises UserError if SQLite lacks FTS5."""
+        index = sqlite3.connect(":memory:", check_same_thread=False)
+        try:
+            index.execute(
+                "create virtual table pages using fts5("
+                "title, text, content='', tokenize='porter unicode61 remove_diacritics 2')"
+            )
+        except sqlite3.OperationalError as error:
+            line = f"this Python's SQLite has no full-text search ({error}); use one with FTS5"
+            raise UserError(line, code="missing-fts5") from None
+        index.executemany(
+            "insert into pages(rowid, title, text) values (?, ?, ?)",
+            (
+                (i, _storable(page.title), _storable(" ".join(page.lines)))
+                for i, page in enumerate(self.pages.values())
+            ),
+        )
+        return index
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -59,10 +81,32 @@ class Encyclopedia:
         return {link_key(title): title for title in self.pages}
 
     def search(self, words: str) -> tuple[str, ...]:
-        """Return the titles found for the words, best first. An exact title comes first."""
-        found = self.index.search(words)
+        """Return at most MAX_FOUND titles of pages that contain any of the words, and the exact
+        title, best first. Pages of equal score keep the order of the encyclopedia."""
+        found: tuple[str, ...] = ()
+        unique = list(dict.fromkeys(word[:MAX_WORD] for word in WORD.findall(_storable(words))))
+        if unique:
+            order = f"bm25(pages, {TITLE_WEIGHT}, 1.0), rowid"
+            statement = f"select rowid from pages where pages match ? order by {order} limit ?"
+            titles = list(self.pages)
+            with self._lock:
+                query = " OR ".join(self._informative(unique[:MAX_WORDS]))
+                rows = self.index.execute(statement, (query, MAX_FOUND)).fetchall()
+            found = tuple(titles[row] for (row,) in rows)
         exact = self.titles.get(link_key(words))
         return found if exact is None else (exact, *(title for title in found if title != exact))
+
+    def _informative(self, words: list[str]) -> list[str]:
+        """Return the quoted words without those on more than half of the pages, which BM25 gives no
+        weight and which make it score every page. If none remains, return the rarest word."""
+        quoted = [f'"{word}"' for word in words]
+        if len(quoted) == 1:
+            return quoted
+        count = "select count(*) from pages where pages match ?"
+        pages = [self.index.execute(count, (word,)).fetchone()[0] for word in quoted]
+        known = [(n, word) for n, word in zip(pages, quoted, strict=True) if n]
+        rare = [word for n, word in known if n <= len(self.pages) / 2]
+        return rare or [min(known)[1] if known else quoted[0]]
 
     def numbered(self, page: Page) -> list[str]:
         """Return the lines of a page with their numbers, as they are shown."""
@@ -76,58 +120,19 @@ class Encyclopedia:
         return self.pages[line[0]].lines[line[1] - 1]
 
 
-class SearchIndex:
-    """A thread-safe index of (title, text) pairs. Raises UserError if SQLite lacks FTS5."""
-
-    def __init__(self, pages: Iterable[tuple[str, str]]) -> None:
-        rows = list(pages)
-        self.titles = [title for title, _ in rows]
-        self._lock = Lock()
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
-        try:
-            self._connection.execute(
-                "create virtual table pages using fts5("
-                "title, text, content='', tokenize='porter unicode61 remove_diacritics 2')"
-            )
-        except sqlite3.OperationalError as error:
-            raise UserError(
-                f"this Python's SQLite has no full-text search ({error}); use one with FTS5",
-                code="missing-fts5",
-            ) from None
-        self._connection.executemany(
-            "insert into pages(rowid, title, text) values (?, ?, ?)",
-            ((i, _storable(title), _storable(text)) for i, (title, text) in enumerate(rows)),
-        )
-
-    def search(self, words: str) -> tuple[str, ...]:
-        """Return at most MAX_FOUND titles of pages that contain any of the words, best first. Pages
-        of equal score keep the order of the encyclopedia."""
-        found = list(dict.fromkeys(word[:MAX_WORD] for word in WORD.findall(_storable(words))))
-        if not found:
-            return ()
-        order = f"bm25(pages, {TITLE_WEIGHT}, 1.0), rowid"
-        statement = f"select rowid from pages where pages match ? order by {order} limit ?"
-        with self._lock:
-            query = " OR ".join(self._informative(found[:MAX_WORDS]))
-            rows = self._connection.execute(statement, (query, MAX_FOUND)).fetchall()
-        return tuple(self.titles[row] for (row,) in rows)
-
-    def _informative(self, words: list[str]) -> list[str]:
-        """Return the quoted words without those on more than half of the pages, which BM25 gives no
-        weight and which make it score every page. If none remains, return the rarest word."""
-        quoted = [f'"{word}"' for word in words]
-        if len(quoted) == 1:
-            return quoted
-        count = "select count(*) from pages where pages match ?"
-        pages = [self._connection.execute(count, (word,)).fetchone()[0] for word in quoted]
-        known = [(n, word) for n, word in zip(pages, quoted, strict=True) if n]
-        rare = [word for n, word in known if n <= len(self.titles) / 2]
-        return rare or [min(known)[1] if known else quoted[0]]
+Row = dict[str, Any]
+"""Task data of a question or an article: `id`, `kind`, `question`, `answers` (the first is shown),
+and `proof`: for each step a list of lines [title, number], any one of which proves it."""
 
 
-def link_key(text: str) -> str:
-    """Return a link or a title in lower case, without brackets and with single spaces."""
-    return SPACES.sub(" ", text).strip().strip("[]").strip().casefold()
+@dataclass(frozen=True, eq=False)
+class WikiData:
+    """An encyclopedia with its questions and articles by split, compared by identity."""
+
+    name: str
+    encyclopedia: Encyclopedia
+    questions: dict[str, list[Row]]
+    articles: dict[str, list[Row]]
 
 
 def encyclopedia_of(pages: Iterable[Page], *, number_last: bool = False) -> Encyclopedia:
@@ -136,6 +141,17 @@ def encyclopedia_of(pages: Iterable[Page], *, number_last: bool = False) -> Ency
     for page in pages:
         by_title.setdefault(page.title, page)
     return Encyclopedia(by_title, number_last)
+
+
+def link_key(text: str) -> str:
+    """Return a link or a title in lower case, without brackets and with single spaces."""
+    return SPACES.sub(" ", text).strip().strip("[]").strip().casefold()
+
+
+def normalise(text: str) -> str:
+    """Remove case, punctuation, articles and extra spaces, as SQuAD and HotpotQA do to compare
+    answers (Rajpurkar et al. 2016)."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def _storable(text: str) -> str:

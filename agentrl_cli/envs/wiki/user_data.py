@@ -16,8 +16,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,14 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import SPLITS
 from agentrl_cli.envs.wiki.browser import MAX_ARGUMENT
-from agentrl_cli.envs.wiki.pages import Encyclopedia, Page, encyclopedia_of, link_key
-from agentrl_cli.envs.wiki.schema import Row, WikiData
+from agentrl_cli.envs.wiki.pages import (
+    Encyclopedia,
+    Page,
+    Row,
+    WikiData,
+    encyclopedia_of,
+    link_key,
+)
 
 QUESTIONS = "questions.jsonl"
 SUFFIXES = (".md", ".markdown", ".txt")
@@ -47,23 +52,7 @@ LINK = re.compile(
 )
 EXTERNAL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//|#")  # starts of links that lead to no page
 Sentences = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A file of questions. `key` is its setting; with `needs_proof` every row must name lines."""
-
-    file: Path
-    key: str
-    needs_proof: bool
-
-    def invalid_row(self, number: int, reason: object) -> UserError:
-        line = f"row {number} of '{self.file}' is not a question ({reason}); correct or delete it"
-        return UserError(line, code="invalid-row")
-
-    def require_proof(self, proof: list[Any], name: str) -> None:
-        if self.needs_proof and not proof:
-            raise ValueError(f"no '{name}', which env.reward=both and evidence need; or use answer")
+Parser = Callable[[dict[str, Any], bool], Row]  # a row and whether it needs a proof to a task
 
 
 @lru_cache(maxsize=4)
@@ -78,78 +67,140 @@ def read_user_data(
     """Return the pages and the questions by split: a row's own split, or a draw by the question's
     text. Raises UserError for invalid data, with the row."""
     path = Path(os.path.expanduser(data))
-    sources = [_Source(path, "env.data", needs_proof)]
-    if test_data is not None:
-        test_path = Path(os.path.expanduser(test_data))
-        sources.append(_Source(test_path, "env.test_data", needs_proof))
-    read = _read_folder if files.is_folder(path) else _read_paragraphs
-    encyclopedia, (rows, *others) = read(sources)
-    test_rows = list(chain(*others))
+    test = [] if test_data is None else [("env.test_data", Path(os.path.expanduser(test_data)))]
+    if files.is_folder(path):
+        encyclopedia, titles = read_folder(path)
+        parse = partial(_own_row, encyclopedia, titles)
+        rows, *others = _rows([("env.data", path / QUESTIONS), *test], parse, needs_proof, True)
+    else:
+        paragraphs = Paragraphs()
+        rows, *others = _rows([("env.data", path), *test], paragraphs.row, needs_proof, False)
+        encyclopedia = paragraphs.encyclopedia()
     shares = {"row": 0.0 if test_data else test_share, "val": val_share}
     for row in rows:
         draws = {name: derive_seed("wiki", name, seed, row["question"]) % 10**6 for name in shares}
-        test, val = (draws[name] < share * 10**6 for name, share in shares.items())
-        row.setdefault("split", "test" if test else "val" if val else "train")
-    for row in test_rows:
-        row["split"] = "test"
+        is_test, is_val = (draws[name] < share * 10**6 for name, share in shares.items())
+        row.setdefault("split", "test" if is_test else "val" if is_val else "train")
+    test_rows = [row | {"split": "test"} for row in chain(*others)]
     not_val = {row["question"] for row in rows if row["split"] != "val"}
-    rows = [row for row in rows if row["split"] != "val" or row["question"] not in not_val]
     tested = {row["question"] for row in test_rows}
-    kept = [row for row in rows if row["question"] not in tested] + test_rows
     questions: dict[str, list[Row]] = {split: [] for split in SPLITS}
     articles: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    for row in kept:
-        (articles if row["kind"] == "article" else questions)[row.pop("split")].append(row)
+    for row in [row for row in rows if row["question"] not in tested] + test_rows:
+        split = row.pop("split")
+        if split != "val" or row["question"] not in not_val:
+            (articles if row["kind"] == "article" else questions)[split].append(row)
     return WikiData("wiki-data", encyclopedia, questions, articles)
+
+
+# --- Rows of a file of questions ------------------------------------------------------------------
+
+
+def _rows(
+    sources: list[tuple[str, Path]], parse: Parser, needs_proof: bool, is_folder: bool
+) -> list[list[Row]]:
+    """Return the tasks of each file, which is the value of a setting. Rows whose proof has no valid
+    line are left out if they need one."""
+    found: list[list[Row]] = []
+    for prefix, (key, file) in zip("qt", sources, strict=False):
+        content, rows = _content(key, file), []
+        is_lines = is_folder or file.suffix.lower() == ".jsonl"
+        for number, raw in enumerate(
+            content.splitlines() if is_lines else _values(file, content), 1
+        ):
+            if is_lines and not raw.strip():
+                continue
+            try:
+                row = json.loads(raw) if is_lines else raw
+                if not isinstance(row, dict):
+                    raise ValueError("not an object")
+                task = {"id": f"{prefix}{number}"} | parse(row, needs_proof)
+            except (ValueError, RecursionError, OverflowError) as error:
+                line = f"row {number} of '{file}' is not a question ({error})"
+                raise UserError(f"{line}; correct or delete it", code="invalid-row") from None
+            rows.append(task)
+        if not rows:
+            line = f"'{file}' holds no question; write a JSON list, or one JSON object a line"
+            raise UserError(line, code="no-questions")
+        found.append([row for row in rows if row["proof"] or not needs_proof])
+        if not found[-1]:
+            line = f"no question of '{file}' has a supporting fact within its paragraphs"
+            line = f"{line}; use another file, or set env.reward=answer"
+            raise UserError(line, code="no-tasks")
+    return found
+
+
+def _content(key: str, file: Path) -> bytes:
+    remedy = "give a .json or .jsonl file of questions"
+    if key == "env.data":
+        remedy += f", or a folder of pages with {QUESTIONS}"
+    try:
+        if file.suffix.lower() not in (".json", ".jsonl"):
+            raise UserError(f"{key} '{file}' cannot be used; {remedy}", code="wrong-file")
+        if file.stat().st_size > MAX_QUESTION_BYTES:
+            line = f"'{file}' has more than {MAX_QUESTION_BYTES} bytes; use a part of it"
+            raise UserError(line, code="too-large")
+        return file.read_bytes()
+    except OSError as error:
+        line = f"{key} '{file}' cannot be read ({error.strerror}); {remedy}"
+        raise UserError(line, code="unreadable-file") from None
+
+
+def _values(file: Path, content: bytes) -> list[Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        line = f"'{file}' is not JSON ({error}); give a list of questions"
+        raise UserError(line, code="invalid-json") from None
+    return value if isinstance(value, list) else []
+
+
+def _question_row(row: dict[str, Any], proof: list[Any], key: str, needs_proof: bool) -> Row:
+    """Return a question with the parts that all forms share. Raises ValueError if one is invalid or
+    if a proof is needed and `key`, which names it, is empty."""
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not clean(question):
+        raise ValueError("no 'question'")
+    values = answer if isinstance(answer, list) else [answer]
+    answers = [
+        clean(str(value))
+        for value in values
+        if isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))
+    ]
+    if not all(answers) or not values or len(answers) < len(values):
+        raise ValueError("no 'answer'")
+    if (longest := max(map(len, answers))) > MAX_ARGUMENT:
+        raise ValueError(f"its answer has {longest} characters, and SUBMIT takes {MAX_ARGUMENT}")
+    if needs_proof and not row.get(key):
+        raise ValueError(f"no '{key}', which env.reward=both and evidence need; or use answer")
+    kind = clean(str(row.get("type") or "question")).replace("-", "_")[:40]
+    return {"kind": kind, "question": clean(question)[:QUESTION_LENGTH], "answers": answers,
+            "proof": proof}  # fmt: skip
 
 
 # --- Folders of pages ----------------------------------------------------------------------------
 
 
-def _read_folder(sources: list[_Source]) -> tuple[Encyclopedia, list[list[Row]]]:
-    folder = sources[0].file
-    if not files.is_file(folder / QUESTIONS):
-        line = f"'{folder}' has no {QUESTIONS}; write one with 'question' and 'answer' in each line"
-        raise UserError(line, code="missing-questions")
-    encyclopedia, titles = read_folder(folder)
-    sources = [_Source(folder / QUESTIONS, "env.data", sources[0].needs_proof), *sources[1:]]
-    rows = [
-        [_own_row(source, n, row, encyclopedia, titles, f"{prefix}{n}")
-         for n, row in _json_lines(source)]
-        for source, prefix in zip(sources, "qt", strict=False)
-    ]  # fmt: skip
-    return encyclopedia, rows
-
-
 def _own_row(
-    source: _Source, number: int, row: Any, pages: Encyclopedia, titles: dict[str, str], name: str
+    pages: Encyclopedia, titles: dict[str, str], row: dict[str, Any], needs_proof: bool
 ) -> Row:
-    try:
-        if not isinstance(row, dict):
-            raise ValueError("not an object")
-        topic = clean(row["topic"]) if isinstance(row.get("topic"), str) else ""
-        key = "lines" if topic else "evidence"
-        lines = row.get(key) or []
-        if not isinstance(lines, list):
-            raise ValueError(f"'{key}' is not a list of lines")
-        if topic:
-            kind, question, answers = "article", f"Collect the lines about {topic}.", []
-            if not lines:
-                raise ValueError("no 'lines' of its topic")
-        else:
-            kind, question, answers = "question", _question(row), _answers(row)
-        found: Row = {"id": name, "kind": kind, "question": question, "answers": answers}
-        found["proof"] = [[_line(pair, pages, titles)] for pair in lines]
-        if topic:
-            found["topic"] = topic
-        else:
-            source.require_proof(lines, key)
-        if row.get("split") is not None:
-            if row["split"] not in SPLITS:
-                raise ValueError(f"its split is {str(row['split'])[:40]!r}")
-            found["split"] = row["split"]
-    except ValueError as error:
-        raise source.invalid_row(number, error) from None
+    topic = clean(row["topic"]) if isinstance(row.get("topic"), str) else ""
+    key = "lines" if topic else "evidence"
+    lines = row.get(key) or []
+    if not isinstance(lines, list):
+        raise ValueError(f"'{key}' is not a list of lines")
+    proof = [[_line(pair, pages, titles)] for pair in lines]
+    if topic and not proof:
+        raise ValueError("no 'lines' of its topic")
+    if topic:
+        found: Row = {"kind": "article", "question": f"Collect the lines about {topic}.",
+                      "answers": [], "proof": proof, "topic": topic}  # fmt: skip
+    else:
+        found = _question_row(row | {"type": ""}, proof, key, needs_proof)
+    if row.get("split") is not None:
+        if row["split"] not in SPLITS:
+            raise ValueError(f"its split is {str(row['split'])[:40]!r}")
+        found["split"] = row["split"]
     return found
 
 
@@ -175,8 +226,11 @@ def _line(pair: Any, pages: Encyclopedia, titles: dict[str, str]) -> list[Any]:
 def read_folder(folder: Path) -> tuple[Encyclopedia, dict[str, str]]:
     """Return the pages of a folder, and their titles by path. Raises UserError for a folder without
     pages, a folder or page that is too large, and a page that is not text."""
-    sizes = _page_sizes(folder)
-    pages = {path: _read_page(folder, path) for path in sizes}
+    try:
+        pages = {path: _read_page(folder, path) for path in _page_paths(folder)}
+    except OSError as error:
+        line = f"'{error.filename}' cannot be read ({error.strerror or error}); correct it"
+        raise UserError(line, code="unreadable-page") from None
     counts = Counter(link_key(title) for title, _ in pages.values())
     titles, taken = dict[str, str](), set[str]()
     for path, (title, _) in pages.items():
@@ -185,72 +239,57 @@ def read_folder(folder: Path) -> tuple[Encyclopedia, dict[str, str]]:
         titles[path] = not_taken(unique, taken)
     by_title = {link_key(title): title for title in reversed(titles.values())}
 
-    def resolver(source: str) -> Callable[[str, bool], str | None]:
-        def resolve(link: str, by_name: bool) -> str | None:
-            if by_name:
-                return by_title.get(link_key(link))
-            path = posixpath.join(posixpath.dirname(source), unquote(link.partition("#")[0]))
-            path = posixpath.normpath(path)
-            return next((titles[p] for s in ("", *SUFFIXES) if (p := path + s) in titles), None)
-
-        return resolve
+    def resolve(source: str, link: str, by_name: bool) -> str | None:
+        if by_name:
+            return by_title.get(link_key(link))
+        path = posixpath.join(posixpath.dirname(source), unquote(link.partition("#")[0]))
+        path = posixpath.normpath(path)
+        return next((titles[p] for s in ("", *SUFFIXES) if (p := path + s) in titles), None)
 
     return encyclopedia_of(
-        page_of(titles[path], lines, resolver(path)) for path, (_, lines) in pages.items()
+        page_of(titles[path], lines, partial(resolve, path)) for path, (_, lines) in pages.items()
     ), titles
 
 
-def _page_sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of each page by its path in the folder, sorted by path. Hidden files are
-    skipped and links to folders are not followed."""
-    found: dict[str, int] = {}
+def _page_paths(folder: Path) -> list[str]:
+    """Return the paths of all pages in the folder, sorted. Hidden files are skipped and links to
+    folders are not followed."""
+    sizes: dict[str, int] = {}
     waiting = [""]
-    try:
-        while waiting:  # without recursion, which os.walk needs in Python 3.11
-            parent = waiting.pop()
-            with os.scandir(folder / parent) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(f"{parent}{entry.name}/")
-                    elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                        if entry.is_symlink() and not files.is_inside(Path(entry.path), folder):
-                            line = f"page '{entry.path}' is a link out of the folder"
-                            raise UserError(f"{line}; copy it or take it out", code="outside-link")
-                        found[f"{parent}{entry.name}"] = entry.stat().st_size
-    except OSError as error:
-        reason = error.strerror or str(error)
-        line = f"'{error.filename}' cannot be read ({reason}); correct it"
-        raise UserError(line, code="unreadable-page") from None
-    if not found:
+    for parent in waiting:  # grows inside; os.walk is recursive in Python 3.11
+        for entry in os.scandir(folder / parent):
+            path = f"{parent}{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{path}/")
+            elif path.lower().endswith(SUFFIXES) and entry.is_file():
+                if entry.is_symlink() and not files.is_inside(folder / path, folder):
+                    line = f"page '{entry.path}' is a link out of the folder"
+                    raise UserError(f"{line}; copy it or take it out", code="outside-link")
+                sizes[path] = entry.stat().st_size
+    if not sizes:
         line = f"'{folder}' holds no pages ({', '.join(SUFFIXES)}); name a folder with pages"
         raise UserError(line, code="no-pages")
-    total, largest = sum(found.values()), max(found, key=lambda place: found[place])
-    if len(found) > MAX_PAGES or total > MAX_FOLDER_BYTES:
-        line = f"'{folder}' has {len(found)} pages and {total} bytes; at most {MAX_PAGES} pages and"
-        line = f"{line} {MAX_FOLDER_BYTES} bytes can be read; name a smaller folder"
-        raise UserError(line, code="too-large")
-    if found[largest] > MAX_PAGE_BYTES:
-        line = f"page '{largest}' of '{folder}' has {found[largest]} bytes; split it or take it"
-        raise UserError(f"{line} out (at most {MAX_PAGE_BYTES})", code="too-large")
-    return dict(sorted(found.items()))
+    total, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path])
+    limits = (MAX_PAGES, MAX_FOLDER_BYTES, MAX_PAGE_BYTES)
+    if any(n > limit for n, limit in zip((len(sizes), total, sizes[largest]), limits, strict=True)):
+        raise UserError(
+            f"'{folder}' has {len(sizes)} pages and {total} bytes, {sizes[largest]} of them in "
+            f"'{largest}'; take pages out, or split them (at most {MAX_PAGES} pages, "
+            f"{MAX_FOLDER_BYTES} bytes, and {MAX_PAGE_BYTES} bytes in one)",
+            code="too-large",
+        )
+    return sorted(sizes)
 
 
 def _read_page(folder: Path, path: str) -> tuple[str, list[str]]:
-    name = f"page '{path}' of '{folder}'"
     try:
-        content = (folder / path).read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        line = f"{name} cannot be read ({error.strerror or error}); correct it"
-        raise UserError(line, code="unreadable-page") from None
-    except UnicodeDecodeError as error:
-        text, at = "\0", error.start
-    else:
-        at = content.find(b"\0")
+        text = (folder / path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
     if "\0" in text:
-        line = f"{name} is not UTF-8 text (byte {at}); convert it or take it out"
+        line = f"page '{path}' of '{folder}' is not UTF-8 text; convert it or take it out"
         raise UserError(line, code="not-text")
     lines = [line for row in WITHIN_LINES.sub(" ", text).splitlines() if (line := row.strip())]
     title = posixpath.splitext(posixpath.basename(path))[0].replace("_", " ").replace("-", " ")
@@ -305,35 +344,6 @@ def not_taken(title: str, taken: set[str]) -> str:
 # --- Files of HotpotQA and 2WikiMultiHopQA -------------------------------------------------------
 
 
-def _read_paragraphs(sources: list[_Source]) -> tuple[Encyclopedia, list[list[Row]]]:
-    paragraphs = Paragraphs()
-    rows = [_paragraph_rows(s, paragraphs, p) for s, p in zip(sources, "qt", strict=False)]
-    return paragraphs.encyclopedia(), rows
-
-
-def _paragraph_rows(source: _Source, paragraphs: Paragraphs, prefix: str) -> list[Row]:
-    found: list[Row] = []
-    for number, row in _json_rows(source):
-        try:
-            if not isinstance(row, dict):
-                raise ValueError("not an object")
-            question, answers = _question(row), _answers(row)
-            titles, facts = paragraphs.add(row), row.get("supporting_facts") or []
-            source.require_proof(facts, "supporting_facts")
-            proof = paragraphs.proof(row, titles) if facts else []
-        except ValueError as error:
-            raise source.invalid_row(number, error) from None
-        if proof or not source.needs_proof:
-            kind = clean(str(row.get("type") or "question")).replace("-", "_")[:40]
-            found.append({"id": f"{prefix}{number}", "kind": kind, "question": question,
-                          "answers": answers, "proof": proof})  # fmt: skip
-    if not found:
-        line = f"no question of '{source.file}' has a supporting fact within its paragraphs"
-        line = f"{line}; use another file, or set env.reward=answer"
-        raise UserError(line, code="no-tasks")
-    return found
-
-
 class Paragraphs:
     """The paragraphs of all questions. If two have the same title except for case and different
     sentences, the later title gets a number."""
@@ -344,9 +354,25 @@ class Paragraphs:
         self.neighbours: dict[str, dict[str, None]] = {}  # other paragraphs of the same questions
         self.lines: dict[str, list[list[int]]] = {}  # line numbers of each sentence, by title
 
-    def add(self, row: dict[str, Any]) -> dict[str, str]:
-        """Add the paragraphs of a question; return page titles by the row's titles. Raises
-        ValueError for invalid paragraphs."""
+    def row(self, row: dict[str, Any], needs_proof: bool) -> Row:
+        """Add the paragraphs of a question and return it. Facts past the end of their paragraph,
+        which the public files contain, are skipped. Raises ValueError for an invalid form."""
+        titles, proof = self._add(row), []
+        facts = row.get("supporting_facts") or []
+        for title, number in _pairs(facts, "supporting_facts", "sent_id"):
+            if not isinstance(number, int):
+                raise ValueError(f"a supporting fact is {str([title, number])[:60]}")
+            if title not in titles:
+                raise ValueError(f"no paragraph is called '{title[:60]}', as a supporting fact is")
+            page = titles[title]
+            lines = self.lines[page][number : number + 1] if number >= 0 else []
+            step = [[page, line] for line in lines[0]] if lines else []
+            if step and step not in proof:
+                proof.append(step)
+        return _question_row(row, proof, "supporting_facts", needs_proof)
+
+    def _add(self, row: dict[str, Any]) -> dict[str, str]:
+        """Add the paragraphs of a question; return page titles by the row's titles."""
         found: dict[str, str] = {}
         for title, sentences in _pairs(row.get("context"), "context", "sentences"):
             if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
@@ -367,22 +393,6 @@ class Paragraphs:
             self.lines[title].append([*range(start, start + count)])
             start += count
         return title
-
-    def proof(self, row: dict[str, Any], titles: dict[str, str]) -> list[list[list[Any]]]:
-        """Return the supporting facts as steps of a proof. Facts past the end of their paragraph,
-        which the public files contain, are skipped. Raises ValueError for an invalid form."""
-        steps = []
-        for title, number in _pairs(row.get("supporting_facts"), "supporting_facts", "sent_id"):
-            if not isinstance(number, int):
-                raise ValueError(f"a supporting fact is {str([title, number])[:60]}")
-            if title not in titles:
-                raise ValueError(f"no paragraph is called '{title[:60]}', as a supporting fact is")
-            page = titles[title]
-            lines = self.lines[page][number : number + 1] if number >= 0 else []
-            step = [[page, line] for line in lines[0]] if lines else []
-            if step and step not in steps:
-                steps.append(step)
-        return steps
 
     def encyclopedia(self) -> Encyclopedia:
         return encyclopedia_of(
@@ -415,76 +425,3 @@ def _pairs(value: Any, name: str, second: str) -> list[tuple[str, Any]]:
     ):
         raise ValueError(f"its '{name}' is not a list of pairs")
     return [(row[0], row[1]) for row in value]
-
-
-# --- Rows ----------------------------------------------------------------------------------------
-
-
-def _question(row: dict[str, Any]) -> str:
-    value = row.get("question")
-    if not isinstance(value, str) or not clean(value):
-        raise ValueError("no 'question'")
-    return clean(value)[:QUESTION_LENGTH]
-
-
-def _answers(row: dict[str, Any]) -> list[str]:
-    """Return the answer, a text or a number, or the list of its forms."""
-    value = row.get("answer")
-    values = value if isinstance(value, list) else [value]
-    texts = [clean(str(value)) for value in values if _is_answer(value)]
-    if not texts or len(texts) < len(values):
-        raise ValueError("no 'answer'")
-    if (longest := max(map(len, texts))) > MAX_ARGUMENT:
-        raise ValueError(f"its answer has {longest} characters, and SUBMIT takes {MAX_ARGUMENT}")
-    return texts
-
-
-def _is_answer(value: Any) -> bool:
-    if isinstance(value, str):
-        return bool(clean(value))
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _json_rows(source: _Source) -> Iterable[tuple[int, Any]]:
-    if source.file.suffix.lower() == ".jsonl":
-        return _json_lines(source)
-    try:
-        value = json.loads(_content(source))
-    except (ValueError, RecursionError) as error:
-        line = f"'{source.file}' is not JSON ({error}); give a list of questions"
-        raise UserError(line, code="invalid-json") from None
-    if not isinstance(value, list) or not value:
-        line = f"'{source.file}' is not a list of questions; use the form of HotpotQA's files"
-        raise UserError(line, code="no-questions")
-    return enumerate(value, start=1)
-
-
-def _json_lines(source: _Source) -> list[tuple[int, Any]]:
-    rows: list[tuple[int, Any]] = []
-    for number, line in enumerate(_content(source).splitlines(), start=1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError):
-                raise source.invalid_row(number, "not JSON") from None
-    if not rows:
-        line = f"'{source.file}' holds no question; write one JSON object a line"
-        raise UserError(line, code="no-questions")
-    return rows
-
-
-def _content(source: _Source) -> bytes:
-    file = source.file
-    remedy = "give a .json or .jsonl file of questions"
-    if source.key == "env.data":
-        remedy += f", or a folder of pages with {QUESTIONS}"
-    try:
-        if file.suffix.lower() not in (".json", ".jsonl"):
-            raise UserError(f"{source.key} '{file}' cannot be used; {remedy}", code="wrong-file")
-        if file.stat().st_size > MAX_QUESTION_BYTES:
-            line = f"'{file}' has more than {MAX_QUESTION_BYTES} bytes; use a part of it"
-            raise UserError(line, code="too-large")
-        return file.read_bytes()
-    except OSError as error:
-        line = f"{source.key} '{file}' cannot be read ({error.strerror}); {remedy}"
-        raise UserError(line, code="unreadable-file") from None

@@ -34,15 +34,12 @@ def test_missing_folder_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     "file, value, offender",
     [
-        ("orders", "{", ""), ("orders", [5], "[5]"), ("orders", 5, "5"),
-        ("users", {"a": 5}, "'a'"), ("products", {"a": {}}, "'a'"),
-        ("products", {"a": {"name": 5, "variants": {}}}, "'5'"),
-        ("tools", 5, "5"), ("tools", [5], "5"),
-        ("tasks_dev", [5], "5"), ("tasks_dev", [{"user_id": 1}], "user_id"),
-        ("tasks_dev", "{}5", ""), ("tasks_dev", [{"actions": [1]}], "task 0"),
-        ("tasks_train", [NOBODY], "nobody"), ("tasks_train", [NOBODY | {"user_id": [5]}], "[5]"),
-        ("tasks_train", [NOBODY | {"instruction": 5}], "instruction"),
-        ("tasks_train", [NOBODY | {"outputs": [5]}], "output"),
+        ("orders", "{", ""), ("orders", [5], ""), ("users", {"a": 5}, "(a:"),
+        ("products", {"a": {}}, "a.name"), ("products", {"a": {"name": 5}}, "a.name"),
+        ("tools", 5, ""), ("tools", [5], "0"), ("tasks_dev", [5], "0"), ("tasks_dev", "{}5", ""),
+        ("tasks_dev", [{"user_id": 1}], "user_id"),
+        ("tasks_train", [NOBODY], "nobody"),
+        ("tasks_train", [NOBODY | {"outputs": [5]}], "outputs.0"),
         ("tasks_train", [NOBODY | {"actions": [{"name": "think", "kwargs": 5}]}], "kwargs"),
     ],
 )  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Step, Task, Turn
 from agentrl_cli.envs import check_env
-from agentrl_cli.envs.wiki.answers import f1, is_right, normalise, proves
 from agentrl_cli.envs.wiki.browser import Action, line_numbers, parse
-from agentrl_cli.envs.wiki.env import Wiki
+from agentrl_cli.envs.wiki.env import Wiki, f1, is_right, proves
+from agentrl_cli.envs.wiki.pages import normalise
 from tests.builders.wiki import begun, expert_steps, shown, wiki
 
 ROW: dict[str, Any] = {
@@ -54,12 +54,6 @@ def test_whole_episode_has_exact_texts(env: Wiki):
     step = env.step("SUBMIT Dalo")
     assert step.messages[0].content == "Right. Proved."
     assert (step.reward, step.done, step.truncated, step.info["success"]) == (1, True, False, True)
-
-
-def test_back_returns_to_the_previous_view(env: Wiki):
-    pages = [shown(env, action) for action in (*OPENED, "OPEN Dalo")]
-    assert [shown(env, "BACK") for _ in range(2)] == [pages[1], pages[0]]
-    assert shown(env, "BACK") == "There is nothing to go back to."
 
 
 def test_only_shown_results_can_be_opened(env: Wiki):
