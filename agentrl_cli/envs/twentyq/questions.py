@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl_cli.core.thinking import without_thinking
+from agentrl_cli.core.text import without_thinking
 from agentrl_cli.envs.twentyq.world import World
 
 MAX_LENGTH = 200
