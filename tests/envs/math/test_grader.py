@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.envs.math import grade, pool
+from agentrl_cli.envs.math import grade, grader
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
 from agentrl_cli.envs.math.worker import parse_arithmetic
@@ -71,7 +71,7 @@ def test_normalising_keeps_what_a_number_is_worth(text: str):
 
 
 def test_only_numbers_can_be_graded_without_math_verify(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool, "available", lambda: False)
+    monkeypatch.setattr(grader, "available", lambda: False)
     assert grade("0.5", r"\frac{1}{2}") and not grade("0.6", r"\frac{1}{2}")
     assert grade("x+1", "x+1").reason == "exact"
     assert grade("x+1", "5").reason == "unread"
@@ -121,10 +121,10 @@ def test_worker_that_does_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ):
     (tmp_path / "worker.py").write_text(text)
-    monkeypatch.setattr(pool, "WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(pool, "START_SECONDS", 0.5)
+    monkeypatch.setattr(grader, "WORKER", tmp_path / "worker.py")
+    monkeypatch.setattr(grader, "START_SECONDS", 0.5)
     with pytest.raises(UserError) as error:
-        pool.Worker()
+        grader.Worker()
     assert error.value.code == "no-grader"
 
 
@@ -203,7 +203,7 @@ def test_threads_get_their_own_verdicts(math_verify: None):
 
 @pytest.mark.extras
 def test_killed_worker_is_counted_and_replaced(math_verify: None):
-    own, question = pool.Pool(1), ("1+x", "x+1", False, 0.0)
+    own, question = grader.Pool(1), ("1+x", "x+1", False, 0.0)
     try:
         assert own.verify(*question) == "verified"
         worker = own.idle.queue[0]
