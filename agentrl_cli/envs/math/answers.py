@@ -18,7 +18,7 @@ BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
-NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text("utf-8"))
+NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
 SPELLINGS = str.maketrans(NOTATIONS["spellings"])
 REWRITES = [(re.compile(pattern), to) for pattern, to in NOTATIONS["rewrites"]]
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
