@@ -63,21 +63,21 @@ def where(error: BaseException, env: Env) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
+# Each function yields what is wrong with a result of the environment.
+
+
 def system_faults(text: Any) -> Iterator[str]:
-    """Yield what is wrong with the result of `system`."""
     if not isinstance(text, str) or not _is_json(text):
         yield f"system() returns {_shown(text)}: return a string"
 
 
 def reset_faults(messages: Any) -> Iterator[str]:
-    """Yield what is wrong with the result of `reset`."""
     yield from message_faults("reset", messages)
     if messages == []:
         yield "reset returns no messages: give the agent something to answer"
 
 
 def step_faults(step: Any) -> Iterator[str]:
-    """Yield what is wrong with the result of `step`."""
     if not isinstance(step, Step):
         yield f"step returns {type(step).__name__}: return a Step"
         return
@@ -95,7 +95,6 @@ def step_faults(step: Any) -> Iterator[str]:
 
 
 def message_faults(source: str, messages: Any) -> Iterator[str]:
-    """Yield what is wrong with the messages from `source`."""
     if not isinstance(messages, list) or any(not isinstance(m, Message) for m in messages):
         yield f"{source} returns {_shown(messages)}: return a list of Message"
         return

@@ -109,7 +109,7 @@ class GymText(Env):
 
 
 def _close(environment: Any) -> None:
-    if environment is not None and hasattr(environment, "close"):
+    if hasattr(environment, "close"):
         environment.close()
 
 
