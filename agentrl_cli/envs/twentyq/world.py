@@ -33,6 +33,7 @@ FORMATS = {
     ".csv": "a line `name,category,variants` and one for each object, variants parted by |",
     ".txt": "one object per line, then its variants after commas; [category] on separate lines",
 }
+NAME_COLUMNS = ("name", "word", "object", "keyword")
 Row = tuple[str, list[str]]  # category, and the name followed by its variants
 
 
@@ -195,11 +196,16 @@ def _json_rows(text: str) -> list[Row]:
 
 
 def _csv_rows(text: str) -> list[Row]:
+    """Read CSV. Without a header that names a column, the first column holds the names."""
+    lines = [line for line in csv.reader(text.splitlines()) if any(line)]
+    header = [cell.strip().lower() for cell in lines[0]] if lines else []
+    column = next((name for name in NAME_COLUMNS if name in header), None)
+    if column is None:
+        return [("words", [cell for cell in line if cell.strip()]) for line in lines]
     rows: list[Row] = []
-    for row in csv.DictReader(text.splitlines(), restval=""):
+    for row in (dict(zip(header, line, strict=False)) for line in lines[1:]):
         category = row.get("category", "").strip().lower() or "words"
-        variants = row.get("variants", "").split("|")
-        rows.append((category, [row["name"], *filter(None, variants)]))
+        rows.append((category, [row[column], *filter(None, row.get("variants", "").split("|"))]))
     return rows
 
 
