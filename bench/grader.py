@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.envs.math import Grade, grade, pool
+from agentrl_cli.envs.math.grader import Grade, grade, pool_of
 from tests.builders.math_answers import HARD, MISJUDGED, hostile
 
 ROOT = Path(__file__).parents[1]
@@ -53,14 +53,14 @@ def wrong_pairs(golds: list[str]) -> list[tuple[str, str]]:
 
 def hostile_figures() -> dict[str, float]:
     """A thousand hostile answers from two threads, and whether the pool still works after them."""
-    texts, lost = hostile(HOSTILE), pool.pool().lost
+    texts, lost = hostile(HOSTILE), pool_of(os.getpid()).lost
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as threads:
         reasons = Counter(found.reason for found in threads.map(lambda t: grade(t, "x+1"), texts))
     seconds = time.perf_counter() - began
     right = sum(bool(grade("1+x", "x+1")) for _ in range(10))
-    lost = pool.pool().lost - lost
-    pool.pool().close()
+    lost = pool_of(os.getpid()).lost - lost
+    pool_of(os.getpid()).close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "hostile_answers": HOSTILE,

@@ -65,14 +65,13 @@ def is_free(lock: Path) -> bool:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object of a JSON file. Raises UserError if there is none."""
-    remedy = "name a folder that a run wrote"
     try:
         value = json.loads(file.read_text())
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
-        message = f"'{file}' cannot be read ({error}); {remedy}"
+        message = f"'{file}' cannot be read ({error}); name a folder that a run wrote"
         raise UserError(message, code="unreadable-file") from None
-    if not isinstance(value, dict):
-        raise UserError(f"'{file}' is not a JSON object; {remedy}", code="unreadable-file")
     return value
 
 
@@ -84,30 +83,26 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 def read_jsonl(file: Path) -> list[Any]:
     """Return the lines of a file without an incomplete last one. Raises UserError for other
     damage."""
-    lines = _complete_lines(file)
-    try:
-        return [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        message = f"'{file}' is damaged ({error}); restore it or remove the line"
-        raise UserError(message, code="damaged-file") from None
+    rows, damaged = read_jsonl_leniently(file)
+    if damaged:
+        message = f"'{file}' has {damaged} lines that are not JSON; restore it or remove them"
+        raise UserError(message, code="damaged-file")
+    return rows
 
 
 def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
     """Return the readable lines of a file and the number of unreadable ones. An incomplete last
     line is ignored, since a running process may be writing it."""
-    rows, lines = [], _complete_lines(file)
+    try:
+        lines = file.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        message = f"'{file}' cannot be read ({error.strerror}); check the name"
+        raise UserError(message, code="unreadable-file") from None
+    rows = []
     for line in lines:
         with suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return rows, len(lines) - len(rows)
-
-
-def _complete_lines(file: Path) -> list[bytes]:
-    try:
-        return file.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        message = f"'{file}' cannot be read ({error.strerror}); check the name"
-        raise UserError(message, code="unreadable-file") from None
 
 
 def write_jsonl(file: Path, rows: Iterable[Any]) -> None:

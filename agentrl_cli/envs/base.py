@@ -3,6 +3,7 @@ actions."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -70,6 +71,16 @@ def require_split(split: str, known: Sequence[str] = SPLITS) -> None:
         *first, last = map(repr, known)
         line = f"unknown split {split!r}: use {', '.join(first)} or {last}"
         raise UserError(line, code="unknown-split")
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module of the environment's optional package. Raises UserError if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = extra.replace("-", "_")
+        line = f"env={name} needs a package; pip install 'agentrl-cli[{extra}]'"
+        raise UserError(line, code="missing-package") from None
 
 
 def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:

@@ -14,8 +14,6 @@ import math
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import combinations, cycle, islice
 from numbers import Real
 from typing import Any
@@ -25,7 +23,7 @@ from agentrl_cli.core.types import ANNOTATIONS, ROLES, Message, Step, Task
 from agentrl_cli.envs.base import Env
 
 SHOWN_CHARACTERS = 200  # of an invalid value
-EnvFactory = Callable[[], Env]
+MakeEnv = Callable[[], Env]
 NONSENSE = (
     "", "xyzzy", "{", "Action:", 'Action: {"name": 3}', "\\boxed{}", "🐟" * 300, "\0",
     "First.\n\n",
@@ -37,7 +35,7 @@ def opening(env: Env, task: Task, seed: int) -> list[Message]:
     """Reset the environment. Returns its system message, if any, and its first messages. Raises
     ContractError if they are invalid."""
     system = env.system()
-    _refuse(text_faults("system()", system), env.system)
+    _refuse(system_faults(system), env.system)
     first = first_messages(env, task, seed)
     return [Message("system", system), *first] if system else first
 
@@ -65,15 +63,21 @@ def where(error: BaseException, env: Env) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
+# Each function yields what is wrong with a result of the environment.
+
+
+def system_faults(text: Any) -> Iterator[str]:
+    if not isinstance(text, str) or not _is_json(text):
+        yield f"system() returns {_shown(text)}: return a string"
+
+
 def reset_faults(messages: Any) -> Iterator[str]:
-    """Yield what is wrong with the result of `reset`."""
     yield from message_faults("reset", messages)
     if messages == []:
         yield "reset returns no messages: give the agent something to answer"
 
 
 def step_faults(step: Any) -> Iterator[str]:
-    """Yield what is wrong with the result of `step`."""
     if not isinstance(step, Step):
         yield f"step returns {type(step).__name__}: return a Step"
         return
@@ -91,7 +95,6 @@ def step_faults(step: Any) -> Iterator[str]:
 
 
 def message_faults(source: str, messages: Any) -> Iterator[str]:
-    """Yield what is wrong with the messages from `source`."""
     if not isinstance(messages, list) or any(not isinstance(m, Message) for m in messages):
         yield f"{source} returns {_shown(messages)}: return a list of Message"
         return
@@ -103,16 +106,9 @@ def message_faults(source: str, messages: Any) -> Iterator[str]:
             yield f"{line}: replace half characters (surrogates) and objects"
 
 
-def text_faults(source: str, text: Any) -> Iterator[str]:
-    """Yield what is wrong with the text from `source`."""
-    if not isinstance(text, str) or not _is_json(text):
-        yield f"{source} returns {_shown(text)}: return a string"
-
-
 def _refuse(faults: Iterator[str], method: Callable[..., Any]) -> None:
     """Raise ContractError with the first fault, if any, and the place of the method."""
-    fault = next(faults, None)
-    if fault is not None:
+    for fault in faults:
         file, line = _place(method)
         raise ContractError(f"{fault} ({file}:{line})")
 
@@ -143,58 +139,40 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-# --- check_env ------------------------------------------------------------------------------------
+def check_env(make: MakeEnv, tasks: int = 3) -> list[str]:
+    """Return all faults of the environment that `make` builds, found on `tasks` tasks. A stage of
+    checks begins if the stages before found nothing."""
+    env, found = make(), dict[str, None]()
 
+    def run(check: Callable[..., Iterator[str]], *arguments: Task) -> None:
+        try:
+            for fault in check(make, *arguments):
+                found[fault] = None
+        except UserError:
+            raise
+        except Exception as error:
+            line = f"raised {error!r} ({where(error, env)})"
+            found[f"{line}: report trouble as an observation"] = None
 
-@dataclass
-class Recording:
-    """The first messages of an episode, then each action and its step."""
-
-    first: list[Message]
-    turns: list[tuple[str, Step]]
-
-
-def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
-    """Return all faults of the environment that `make` builds, found on `tasks` tasks."""
-    found = [text for check in (_texts, _splits, _unknown_split) for text in _run(check, make)]
-    if found:
-        return found
-    tried = make().tasks("train")[:tasks]
-    for checks in STAGES:
-        found = [text for task in tried for check in checks for text in _run(check, make, task)]
+    run(_texts)
+    run(_splits)
+    for checks in ((_contract,), (_same_again,), (_after_the_end, _copies, _expert)):
         if found:
             break
-    return list(dict.fromkeys(found))
+        for task in make().tasks("train")[:tasks]:
+            for check in checks:
+                run(check, task)
+    return list(found)
 
 
-def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
-    found: list[str] = []
-    try:
-        found.extend(check(*arguments))
-    except UserError:
-        raise
-    except Exception as error:
-        what = check.__name__.strip("_").replace("_", " ")
-        line = f"raised {error!r} ({_error_place(error, arguments[0])}) in the check of {what}"
-        found.append(f"{line}: report trouble as an observation")
-    return found
-
-
-def _error_place(error: Exception, make: EnvFactory) -> str:
-    with suppress(Exception):
-        return where(error, make())
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
-def _texts(make: EnvFactory) -> Iterator[str]:
+def _texts(make: MakeEnv) -> Iterator[str]:
     env = make()
-    yield from text_faults("system()", env.system())
+    yield from system_faults(env.system())
     if not isinstance(env.tools, list) or any(not isinstance(tool, dict) for tool in env.tools):
         yield f"tools is {env.tools!r}: give a list of JSON schemas"
 
 
-def _splits(make: EnvFactory) -> Iterator[str]:
+def _splits(make: MakeEnv) -> Iterator[str]:
     train, test = make().tasks("train"), make().tasks("test")
     try:
         val = make().tasks("val")
@@ -218,71 +196,62 @@ def _splits(make: EnvFactory) -> Iterator[str]:
     for one, other in combinations(splits, 2):
         if data[one] & data[other]:
             yield f"{one} and {other} share task data: make the splits disjoint"
-
-
-def _unknown_split(make: EnvFactory) -> Iterator[str]:
     try:
         make().tasks("no-such-split")
+        yield "tasks('no-such-split') raises no UserError: name the splits that exist"
     except UserError:
-        return
-    yield "tasks('no-such-split') raises no UserError: name the splits that exist"
+        pass
 
 
-def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
+def _contract(make: MakeEnv, task: Task) -> Iterator[str]:
+    """Yield invalid values, and valid but unwise steps."""
     env, step = make(), None
     if found := list(reset_faults(env.reset(task, 0))):
         yield from found
         return
-    for action, step in _play(env, cycle(NONSENSE)):
+    for action, step in _turns(env, cycle(NONSENSE)):
         if found := list(step_faults(step)):
             yield from found
             return
-        yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
+        reply_goes_on = env.turn_delimiter and action.endswith(env.turn_delimiter)
+        if step.done and step.truncated:
+            yield "done and truncated are both true: say which one ended the episode"
+        elif step.truncated and "success" in step.info:
+            yield "truncated with info['success']: an end with an outcome, as by a limit, is done"
+        elif not _has_ended(step) and not step.messages and not reply_goes_on:
+            yield "step returns no messages while the episode runs: give the agent an observation"
     if not _has_ended(step):
         yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: be done at a limit"
 
 
-def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
-    """Yield valid but unwise properties of a step."""
-    if step.done and step.truncated:
-        yield "done and truncated are both true: say which one ended the episode"
-    elif step.truncated and "success" in step.info:
-        yield "truncated with info['success']: an end that has an outcome, as by a limit, is done"
-    elif not _has_ended(step) and not step.messages and not reply_goes_on:
-        yield "step returns no messages while the episode runs: give the agent an observation"
-
-
-def _same_again(make: EnvFactory, task: Task) -> Iterator[str]:
+def _same_again(make: MakeEnv, task: Task) -> Iterator[str]:
     for play in (_play_nonsense, _play_expert):
         if play(make(), task) != play(make(), task):
             yield "the same task, seed and actions gave another episode: draw from that seed only"
 
 
-def _after_the_end(make: EnvFactory, task: Task) -> Iterator[str]:
+def _after_the_end(make: MakeEnv, task: Task) -> Iterator[str]:
     for play in (_play_nonsense, _play_expert):
         env = make()
-        played = play(env, task)
-        if played is None or not played.turns or not _has_ended(played.turns[-1][1]):
+        _, *turns = play(env, task)
+        if not turns or not _has_ended(turns[-1][1]):
             continue
         try:
-            step = env.step(played.turns[-1][0])
+            step = env.step(turns[-1][0])
         except RuntimeError:
             continue
         if step.reward or not _has_ended(step):
             yield "step after the end goes on: raise RuntimeError, or answer done with reward 0"
 
 
-def _copies(make: EnvFactory, task: Task) -> Iterator[str]:
+def _copies(make: MakeEnv, task: Task) -> Iterator[str]:
     """The loop makes one shallow copy per episode, so `reset` must create the state."""
-    env = make()
+    env, expected = make(), _play_nonsense(make(), task)
     plays, other = copy.copy(env), copy.copy(env)
     first = plays.reset(task, 0)
     _play_nonsense(other, task)
-    if Recording(first, list(_play(plays, cycle(NONSENSE)))) != _play_nonsense(make(), task):
+    if [first, *_turns(plays, cycle(NONSENSE))] != expected:
         yield "two shallow copies disturb each other: create the episode's state in reset"
-
-
-def _pickles(make: EnvFactory, task: Task) -> Iterator[str]:
     try:
         twin = pickle.loads(pickle.dumps(make()))
         first = twin.reset(task, 0)
@@ -290,26 +259,28 @@ def _pickles(make: EnvFactory, task: Task) -> Iterator[str]:
     except Exception as error:
         yield f"cannot be pickled ({error}): keep files, locks and lambdas off the instance"
         return
-    if Recording(first, list(_play(twin, cycle(NONSENSE)))) != _play_nonsense(make(), task):
+    if [first, *_turns(twin, cycle(NONSENSE))] != expected:
         yield "a pickled episode goes on differently: keep its whole state on the instance"
 
 
-def _expert(make: EnvFactory, task: Task) -> Iterator[str]:
-    played = _play_expert(make(), task)
-    if played and not (played.turns and played.turns[-1][1].info.get("success")):
+def _expert(make: MakeEnv, task: Task) -> Iterator[str]:
+    first, *turns = _play_expert(make(), task)
+    if first is not None and not (turns and turns[-1][1].info.get("success")):
         yield f"the expert fails on {task.id}: mend it, or set info['success'] on the last step"
 
 
-def _play_nonsense(env: Env, task: Task) -> Recording:
-    return Recording(env.reset(task, 0), list(_play(env, cycle(NONSENSE))))
+def _play_nonsense(env: Env, task: Task) -> list[Any]:
+    """Return the first messages of an episode, then each action and its step."""
+    return [env.reset(task, 0), *_turns(env, cycle(NONSENSE))]
 
 
-def _play_expert(env: Env, task: Task) -> Recording | None:
+def _play_expert(env: Env, task: Task) -> list[Any]:
+    """Return an episode of the expert; [None] without an expert."""
     first, actions = env.reset(task, 0), env.expert(task)
-    return None if actions is None else Recording(first, list(_play(env, actions)))
+    return [None] if actions is None else [first, *_turns(env, actions)]
 
 
-def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
+def _turns(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
     """Yield actions and steps until the episode ends, at most MAX_ACTIONS."""
     for action in islice(actions, MAX_ACTIONS):
         step = env.step(action)
@@ -320,6 +291,3 @@ def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
 
 def _has_ended(step: object) -> bool:
     return isinstance(step, Step) and (step.done or step.truncated)
-
-
-STAGES = ((_contract,), (_same_again,), (_after_the_end, _copies, _pickles, _expert))

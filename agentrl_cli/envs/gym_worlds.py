@@ -1,4 +1,5 @@
-"""Factories for GymText: single-player games of textarena, and games of gem-llm.
+"""Environments in the shape of Gymnasium with text observations, and two factories of them:
+single-player games of textarena, and games of gem-llm.
 
 Both libraries draw from the process's global random generator. Here each game gets its own state,
 so that its seed determines it, whatever else is drawn.
@@ -7,18 +8,116 @@ so that its seed determines it, whatever else is drawn.
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
+from agentrl_cli.core.types import Message, Step, Task
+from agentrl_cli.envs.base import Env, import_extra, require_split
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
 GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
 PLAYER = 0
+
+
+@dataclass(kw_only=True)
+class GymText(Env):
+    """Plays an environment with `reset(seed=…)`, which returns (text, info), and `step(action)`,
+    which returns (text, reward, terminated, truncated, info).
+
+    A task is a seed, and the splits share none. A limit of the environment (`truncated`) ends an
+    episode like any other end."""
+
+    entry: Annotated[str | None, Field(description="Factory, such as my_games:Maze.")]
+    options: Annotated[dict[str, Any], Field(description="Arguments of the factory.")]
+    instruction: Annotated[str, Field(description="System message.")]
+    episodes: Annotated[int, Field(ge=1, description="Number of train seeds.")]
+    test_episodes: Annotated[int, Field(ge=1, description="Number of test seeds.")]
+    success_reward: Annotated[float, Field(description="Sum of rewards of a success.")]
+    val_episodes: Annotated[int, Field(ge=0, description="Number of val seeds.")] = 0
+    environment: Any = field(default=None, init=False, repr=False)
+    total: float = field(default=0.0, init=False, repr=False)
+
+    __post_init__ = check_limits
+
+    def system(self) -> str:
+        return self.instruction
+
+    def tasks(self, split: str) -> list[Task]:
+        """Return one task per seed. Raises UserError if the environment cannot be made."""
+        require_split(split)
+        _close(self._make())
+        end = 2 * max(self.episodes, self.test_episodes)
+        seeds = {
+            "train": range(0, 2 * self.episodes, 2), "test": range(1, 2 * self.test_episodes, 2),
+            "val": range(end, end + self.val_episodes),
+        }[split]  # fmt: skip
+        return [Task(f"gym-{split}-{seed}", split, {"seed": seed}) for seed in seeds]
+
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        """Make an environment and reset it with the task's seed."""
+        self.environment, self.total = self._make(), 0.0
+        text, _ = self.environment.reset(seed=task.data["seed"])
+        return [Message("user", str(text))]
+
+    def step(self, action: str) -> Step:
+        """Pass the agent's text on. Raises RuntimeError before `reset` and after the end."""
+        if self.environment is None:
+            raise RuntimeError("no episode is open: call reset on a fresh instance")
+        text, reward, terminated, truncated, info = self.environment.step(action)
+        self.total += float(reward)
+        done = bool(terminated or truncated)
+        shown = {key: value for key, value in dict(info).items() if _is_json(value)}
+        if done:
+            shown["success"] = self.total >= self.success_reward
+            self.close()
+        return Step([Message("user", str(text))], float(reward), done, False, shown)
+
+    def close(self) -> None:
+        environment, self.environment = self.environment, None
+        _close(environment)
+
+    def _make(self) -> Any:
+        """Return a new environment. Raises UserError for an unknown entry or wrong options."""
+        module, _, name = (self.entry or "").partition(":")
+        if not module or not name:
+            line = f"env.entry is {self.entry!r}; give the factory as package.module:name"
+            raise UserError(line, code="invalid-entry")
+        try:
+            factory = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            line = f"env.entry '{self.entry}' cannot be imported ({error})"
+            raise UserError(f"{line}; install it or correct the name", code="import") from None
+        try:
+            inspect.signature(factory).bind(**self.options)
+        except TypeError as error:
+            line = f"env.options do not fit '{self.entry}' ({error}); correct them"
+            raise UserError(line, code="invalid-options") from None
+        except ValueError:  # a callable without a signature
+            pass
+        return factory(**self.options)
+
+
+def _close(environment: Any) -> None:
+    if hasattr(environment, "close"):
+        environment.close()
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return bool(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 class GemGame:
@@ -30,10 +129,8 @@ class GemGame:
             with self.own_random():
                 self.game: Any = package.make(name, **options)
         except (ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
-            line = f"{package.__name__} cannot make '{name}' ({error})"
-            raise UserError(
-                f"{line}; choose a game that it registers", code="unknown-game"
-            ) from None
+            line = f"cannot make '{name}' ({error}); choose a game that the package registers"
+            raise UserError(line, code="unknown-game") from None
 
     @contextmanager
     def own_random(self, seed: int | None = None) -> Iterator[None]:
@@ -96,7 +193,7 @@ class TextArenaGame(GemGame):
 def textarena(*, name: str, **options: Any) -> TextArenaGame:
     """Return the game that textarena registers as `name`. Raises UserError if it is unknown or
     has several players, or if textarena is not installed."""
-    return TextArenaGame(_package("textarena", "textarena"), name, options)
+    return TextArenaGame(_package("textarena"), name, options)
 
 
 def gem(*, name: str, **options: Any) -> GemGame:
@@ -105,18 +202,15 @@ def gem(*, name: str, **options: Any) -> GemGame:
     if not name.startswith("game:"):
         line = f"'{name}' is not a game, and gem-llm's other environments may run an answer as code"
         raise UserError(f"{line}; choose a name that begins with game:", code="not-a-game")
-    return GemGame(_package("gem", "gem"), name, options)
+    return GemGame(_package("gem"), name, options)
 
 
-def _package(module: str, extra: str) -> Any:
+def _package(name: str) -> Any:
     """Import a package without its changes to the root logger."""
     log = logging.getLogger()
     level, handlers = log.level, list(log.handlers)
     try:
-        return importlib.import_module(module)
-    except ImportError:
-        line = f"env={extra} needs a package; pip install 'agentrl-cli[{extra}]'"
-        raise UserError(line, code="missing-package") from None
+        return import_extra(name, name)
     finally:
         log.setLevel(level)
         log.handlers[:] = handlers

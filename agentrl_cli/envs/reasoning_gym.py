@@ -20,10 +20,10 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
-from agentrl_cli.envs.base import Env, episodes_by_task, require_split
+from agentrl_cli.envs.base import Env, episodes_by_task, import_extra, require_split
 from agentrl_cli.envs.math.answers import boxed
+from agentrl_cli.envs.math.env import pass_and_majority, reply_metrics
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
-from agentrl_cli.envs.math.summary import pass_and_majority, reply_metrics
 
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 
@@ -89,10 +89,8 @@ class ReasoningGym(Env):
 
     def _questions(self, split: str) -> dict[str, int]:
         dataset = self._dataset(split)
-        count = {
-            "train": self.problems, "val": self.val_problems, "test": self.test_problems,
-        }[split]  # fmt: skip
-        return {str(dataset[i]["question"]): i for i in reversed(range(count))}
+        sizes = {"train": self.problems, "val": self.val_problems, "test": self.test_problems}
+        return {str(dataset[i]["question"]): i for i in reversed(range(sizes[split]))}
 
     def _entry(self, task: Task) -> tuple[Any, dict[str, Any]]:
         dataset = self._dataset(task.split)
@@ -123,15 +121,9 @@ def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
 def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
     """Return a procedural data set. Raises UserError for an unknown name, wrong options, or a
     scorer that runs text."""
+    package = import_extra("reasoning_gym", "reasoning-gym")
     try:
-        import reasoning_gym  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        line = "env=reasoning_gym needs a package; pip install 'agentrl-cli[reasoning-gym]'"
-        raise UserError(line, code="missing-package") from None
-    try:
-        dataset: Any = reasoning_gym.create_dataset(  # pyright: ignore[reportAttributeAccessIssue]
-            name, seed=seed, size=size, **json.loads(options)
-        )
+        dataset = package.create_dataset(name, seed=seed, size=size, **json.loads(options))
     except (ValueError, TypeError, AssertionError) as error:
         line = f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks"
         raise UserError(line, code="unknown-task") from None

@@ -21,7 +21,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env, require_split
+from agentrl_cli.envs.base import Env, import_extra, require_split
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -63,10 +63,9 @@ class Verifiers(Env):
             end = len(rows) - (0 if others else self.test_tasks)
             first = end - self.val_tasks
             if first < 1:
-                line = f"'{self.name}' has {len(rows)} rows; reduce env.test_tasks or env.val_tasks"
-                raise UserError(
-                    f"{line} ({self.test_tasks}, {self.val_tasks})", code="too-few-rows"
-                )
+                sizes = f"env.test_tasks or env.val_tasks ({self.test_tasks}, {self.val_tasks})"
+                line = f"'{self.name}' has {len(rows)} rows; reduce {sizes}"
+                raise UserError(line, code="too-few-rows")
             kept = {
                 "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
             }[split]  # fmt: skip
@@ -175,11 +174,7 @@ def load(name: str | None, options: str) -> Any:
     if not name:
         line = "env.name is missing; give the name of an installed verifiers environment"
         raise UserError(line, code="missing-name")
-    try:
-        package = importlib.import_module("verifiers.legacy")
-    except ImportError:
-        line = "env=verifiers needs verifiers before 0.4; pip install 'agentrl-cli[verifiers]'"
-        raise UserError(line, code="missing-package") from None
+    package = import_extra("verifiers.legacy", "verifiers")  # verifiers before 0.4
     with undisturbed():
         try:
             env = package.load_environment(name, **json.loads(options))

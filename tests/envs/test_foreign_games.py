@@ -1,5 +1,5 @@
-"""One game each of textarena, gem-llm and verifiers: a scripted agent plays it to its end, it keeps
-the contract, and what cannot be played is one sentence."""
+"""Games in the shape of Gymnasium, of textarena, gem-llm and verifiers: a scripted agent plays each
+to its end, it keeps the contract, and errors of users are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import json
 import random
 import re
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,14 +18,19 @@ from agentrl_cli.config.compose import build, compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Step, Task
 from agentrl_cli.envs import Env, check_env
+from tests.builders.command_line import agentrl, refused
 
 NUMBERS = "env.name=tests.fakes.verifiers_numbers"
+ENTRY = "env.entry=tests.fakes.higher_lower:HigherLower"
 PLAYABLE = {  # the package, overrides, the form of an action, the largest number
     "textarena": ("textarena", [], "I think [{}].", 20),
     "gem": ("gem", [], "I think \\boxed{{{}}}.", 20),
     "verifiers": ("verifiers", [NUMBERS, "env.test_tasks=2"], "{}", 8),
+    "gym_text": ("pytest", [ENTRY, "env.options={limit: 4}"], "{}", 8),
 }
-pytestmark = pytest.mark.extras
+GAMES = [
+    pytest.param(name, marks=[] if name == "gym_text" else pytest.mark.extras) for name in PLAYABLE
+]
 
 
 def world(name: str, *overrides: str) -> Env:
@@ -46,7 +53,7 @@ def halved(env: Env, task: Task, form: str, largest: int) -> Iterator[Step]:
         low, high = (guess + 1, high) if is_higher else (low, guess - 1)
 
 
-@pytest.mark.parametrize("name", PLAYABLE)
+@pytest.mark.parametrize("name", GAMES)
 def test_a_number_is_found_by_halving(name: str):
     env = world(name)
     _, _, form, largest = PLAYABLE[name]
@@ -58,12 +65,13 @@ def test_a_number_is_found_by_halving(name: str):
         assert json.dumps(steps[-1].info)
 
 
-@pytest.mark.parametrize("name", PLAYABLE)
+@pytest.mark.parametrize("name", GAMES)
 def test_it_keeps_the_contract(name: str):
     env = world(name)
     assert check_env(lambda: copy.copy(env)) == []
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("name", ["textarena", "gem"])
 def test_a_seed_decides_a_game_whatever_else_is_drawn(name: str):
     env = world(name)
@@ -77,6 +85,7 @@ def test_a_seed_decides_a_game_whatever_else_is_drawn(name: str):
     assert lengths[0] == lengths[1] and len(set(lengths[0])) > 1
 
 
+@pytest.mark.extras
 def test_a_task_of_verifiers_own_is_played_and_scored():
     pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
     env = world("verifiers", "env.options={gym: chain_sum}")
@@ -92,6 +101,7 @@ def test_a_task_of_verifiers_own_is_played_and_scored():
     assert not env.step(f"<answer>{right + 1}</answer>").info["success"]
 
 
+@pytest.mark.extras
 def test_rows_to_evaluate_on_are_the_test_split_and_ctrl_c_stays_as_it_was():
     before = signal.getsignal(signal.SIGINT)
     env = world("verifiers", "env.options={evaluated: true}")
@@ -99,6 +109,7 @@ def test_rows_to_evaluate_on_are_the_test_split_and_ctrl_c_stays_as_it_was():
     assert signal.getsignal(signal.SIGINT) is before and env.system() == "Find it."
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(("name", "override", "code", "offender"), [
     ("textarena", "env.options.name=Nim-v9", "unknown-game", "Nim-v9"),
     ("textarena", "env.options.name=TicTacToe-v0", "several-players", "number"),
@@ -113,3 +124,40 @@ def test_unplayable_environments_are_refused(name: str, override: str, code: str
     with pytest.raises(UserError) as refusal:
         world(name, override).tasks("train")
     assert refusal.value.code == code and offender in str(refusal.value)
+
+
+@pytest.mark.parametrize(("override", "code", "offender"), [
+    ("env.entry=null", "invalid-entry", "None"), ("env.entry=gem", "invalid-entry", "gem"),
+    ("env.entry='nowhere.at_all:make'", "import", "nowhere"),
+    ("env.entry='json:make'", "import", "json"),
+    ("env.options={size: 3}", "invalid-options", "size"),
+])  # fmt: skip
+def test_invalid_factory_is_refused(override: str, code: str, offender: str):
+    with pytest.raises(UserError) as error:
+        world("gym_text", override).tasks("train")
+    assert error.value.code == code and offender in str(error.value)
+
+
+def test_limit_of_the_environment_is_a_loss():
+    env = world("gym_text", "env.options={limit: 2}")
+    env.reset(env.tasks("train")[0], 0)
+    last = [env.step("none") for _ in range(2)][-1]
+    assert last.done and not last.truncated and last.info["success"] is False
+    assert "model" not in last.info
+    with pytest.raises(RuntimeError):
+        env.step("1")
+
+
+@pytest.mark.parametrize(("name", "package"), [
+    ("textarena", "textarena"), ("gem", "gem"), ("verifiers", "verifiers.legacy"),
+])  # fmt: skip
+def test_missing_package_is_refused_before_writing(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)  # as where the extra is not installed
+    named = ["env.name=other"] if name == "verifiers" else []
+    done = agentrl("train", f"env={name}", *named, "algo=grpo", "model.weights=null", "steps=1")
+    refused(done, f"env={name} needs ")
+    assert f"pip install 'agentrl-cli[{name}]'" in done.stderr
+    assert not list(tmp_path.rglob("*.*"))

@@ -18,8 +18,6 @@ def gym(*overrides: str) -> ReasoningGym:
 
 
 class Scorer:
-    """Gives what it was told to."""
-
     def __init__(self, gives: float | Exception) -> None:
         self.gives = gives
 
@@ -29,18 +27,14 @@ class Scorer:
         return self.gives
 
 
-def test_partial_credit_is_wrong():
-    assert not score(Scorer(0.99), {}, r"\boxed{5}")
-    assert score(Scorer(1.0), {}, r"\boxed{5}")
-
-
-def test_a_scorer_that_raises_has_called_it_wrong():
-    assert score(Scorer(ValueError("int")), {}, r"\boxed{5}").reason == "crash"
-
-
-def test_only_a_box_of_readable_length_is_scored():
-    assert score(Scorer(1.0), {}, "5").reason == "unboxed"
-    assert score(Scorer(1.0), {}, r"\boxed{" + "5" * 600 + "}").reason == "long"
+@pytest.mark.parametrize(("gives", "reply", "correct", "reason"), [
+    (0.99, r"\boxed{5}", False, "scored"), (1.0, r"\boxed{5}", True, "scored"),
+    (ValueError("int"), r"\boxed{5}", False, "crash"), (1.0, "5", False, "unboxed"),
+    (1.0, r"\boxed{" + "5" * 600 + "}", False, "long"),
+])  # fmt: skip
+def test_only_a_full_score_of_a_box_is_right(gives, reply: str, correct: bool, reason: str):
+    found = score(Scorer(gives), {}, reply)
+    assert (found.correct, found.reason) == (correct, reason)
 
 
 # with reasoning-gym

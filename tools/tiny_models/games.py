@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.core.types import Message, Task
-from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
-from agentrl_cli.envs.twentyq.expert import closeness
+from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence, closeness
 from tools.tiny_models.player import Player, PlayerState
 
 WASTEFUL = ("Asked before.", "Ruled out.", "Unclear.", "Known.")  # checks of what tells nothing

@@ -29,7 +29,6 @@ from agentrl_cli.envs.math.problems import (
     draw_problem,
     equation,
     latex,
-    plan_results,
 )
 from tools.tiny_models.base import (
     READ_FORECASTS,
@@ -123,7 +122,7 @@ class MathCorpus(Corpus):
 
     def _operation(self, rng: random.Random) -> tuple[Fraction, str, Fraction]:
         problem = draw_problem(self.kinds, rng, None, self.env.split_seed)
-        results = plan_results(problem.kind.plan, problem)
+        results = problem.results
         at = rng.randrange(len(results))
         operation = problem.kind.plan.operations[at]
         x, y = problem.operands_of(operation, results[:at])

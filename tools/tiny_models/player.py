@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from agentrl_cli.core.types import derive_seed
-from agentrl_cli.envs.twentyq.expert import closeness
+from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.world import World
 
 ANSWERS: tuple[str, ...] = ("yes", "no", "sometimes")

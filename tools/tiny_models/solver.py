@@ -13,8 +13,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from agentrl_cli.envs.math import problems
-from agentrl_cli.envs.math.problems import Plan, Problem
+from agentrl_cli.envs.math.problems import Plan, Problem, plan_of
 from tools.tiny_models.base import Habits
+
+MISREADINGS = {  # the plan of the usual mistake in each kind of problem
+    "sum": "a+b", "difference": "a-b", "product": "a*b", "product_sum": "b+c a*r",
+    "sum_product": "a+b r*c", "group": "b*c a+r", "part": "c/b r+a", "like": "a+b c+c=qr",
+    "unlike": "1+1 a+b=qr", "linear_plus": "c+b r/a", "linear_minus": "c-b r/a",
+    "linear_group": "c-b r/a", "sold": "a*b r+c", "cost": "a+c r*b", "share": "a+b r-c",
+    "spent": "a+b r-c",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,7 @@ class Solver:
         """Return an empty solution with a plan, sometimes a wrong one."""
         kind, units = problem.kind, problem.operands[0] % 10
         misread = rng.random() < self.habits.chance("plan", kind.name, units)
-        return Solution(problem, kind.misread_plan if misread else kind.plan)
+        return Solution(problem, plan_of(MISREADINGS[kind.name]) if misread else kind.plan)
 
     def solve(self, problem: Problem, rng: random.Random) -> Solution:
         return self.finish(self.start(problem, rng), rng)

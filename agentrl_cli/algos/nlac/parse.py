@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.thinking import without_thinking
+from agentrl_cli.core.text import without_thinking
 
 STRICT_VERDICT = re.compile(r"\s*Optimality:\s*(Yes|No)\b")
 STRICT_OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")

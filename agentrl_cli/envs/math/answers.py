@@ -1,4 +1,5 @@
 r"""Answers as text: the box of a reply, one spelling for equal notations, exact numbers, units.
+Tables of notations are in notations.yaml.
 
 Everything takes linear time, because the text may be hostile.
 """
@@ -8,49 +9,18 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
-SPELLINGS = str.maketrans(
-    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
-     "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
-     "\u00a0": " ", "\u2009": " ", "\u202f": " "}
-)  # fmt: skip
-TRIG_FUNCTIONS = "sin|cos|tan|cot|sec|csc"
-NUMBER = r"\d+(?:\.\d+)?"
-DEGREE_SIGN = r"(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))"
-PERCENT = r"(?:per ?cent(?:age)?|pct)"
-MATRIX = r"\\begin\{pmatrix\}(?:(?!\\begin|\\end).)*\\end\{pmatrix\}"
-REWRITES = tuple(
-    (re.compile(pattern), to)
-    for pattern, to in (
-        (r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(begin|end)\{(?:small|[bBp]|[bBp]small)?matrix\}", r"\\\1{pmatrix}"),
-        (r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
-        (r"\\end\{array\}", r"\\end{pmatrix}"),
-        (r"\\\\\s*\\end\{pmatrix\}", r"\\end{pmatrix}"),
-        (rf"[\[(]\s*({MATRIX})\s*[\])]", r"\1"),  # brackets drawn around a matrix
-        (r"(?<=,)\\!\s*|(?<=\d)\\[,!; ](?=\d{3}(?!\d))", ""),  # between groups of three digits
-        (r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;:> ]|~", " "),
-        (
-            rf"\\({TRIG_FUNCTIONS})\s*[({{]?\s*({NUMBER})\s*{DEGREE_SIGN}\s*[)}}]?",
-            r"\\\1(\\frac{\2\\pi}{180})",
-        ),
-        (rf"{DEGREE_SIGN}|\s*\bdegrees?$", ""),
-        (r"\\\$|\\?%|\$", ""),
-        (r"\{,\}", ","),
-        (r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|rm)\s*\{", r"\\text{"),
-        (rf"(?<=[\d}}])\s*(?:\\text\s*\{{\s*{PERCENT}\s*\}}|{PERCENT})(?=[\s.}}]*$)", ""),
-        (r"\s*,?\s*\\text\s*\{\s*,?\s*(?:or|and)\s*\}\s*", ", "),
-        (r"\\(?:leq|leqslant|le)(?![A-Za-z])|<=", r"\\leq "),
-        (r"\\(?:geq|geqslant|ge)(?![A-Za-z])|>=", r"\\geq "),
-        (r"\\neq?(?![A-Za-z])|\\not\s*=|!=", r"\\neq "),
-    )
-)
+NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
+SPELLINGS = str.maketrans(NOTATIONS["spellings"])
+REWRITES = [(re.compile(pattern), to) for pattern, to in NOTATIONS["rewrites"]]
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
 NAMED_VALUE = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
@@ -74,20 +44,7 @@ MIXED = re.compile(r"^([+-]?)(\d+) (\d+)/(\d+)$", re.ASCII)
 POWER = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$", re.ASCII
 )
-UNITS = {
-    "in": ("inch", "inches"), "ft": ("foot", "feet"), "yd": ("yds", "yard", "yards"),
-    "mi": ("mile", "miles"), "km": ("kilometer", "kilometers", "kilometre", "kilometres"),
-    "m": ("meter", "meters", "metre", "metres"),
-    "cm": ("centimeter", "centimeters", "centimetre", "centimetres"),
-    "mm": ("millimeter", "millimeters", "millimetre", "millimetres"),
-    "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "lb": ("lbs", "pound", "pounds"),
-    "l": ("liter", "liters", "litre", "litres"), "ml": ("milliliter", "milliliters"),
-    "h": ("hr", "hrs", "hour", "hours"), "min": ("mins", "minute", "minutes"),
-    "s": ("sec", "secs", "second", "seconds"), "day": ("days",), "week": ("weeks",),
-    "year": ("years",), "mph": ("miles per hour",), "dollar": ("dollars",), "cent": ("cents",),
-    "unit": ("units",),
-}  # fmt: skip
-UNIT_NAMES = {word: name for name, words in UNITS.items() for word in (name, *words)}
+UNIT_NAMES = {word: name for name, words in NOTATIONS["units"].items() for word in (name, *words)}
 LONG_UNITS = "|".join(sorted((word for word in UNIT_NAMES if len(word) > 1), key=len, reverse=True))
 LETTER_UNITS = "|".join(word for word in UNIT_NAMES if len(word) == 1)
 AFTER_VALUE = r"(?:(?<=[\d})])|(?<=\\pi)|(?<=\\pi ))"

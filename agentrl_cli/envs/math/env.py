@@ -7,6 +7,8 @@ so the same reply continues. With `turn_mode=retry` the agent sees the verdict a
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,13 +17,13 @@ from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
+from agentrl_cli.core.statistics import cluster_bootstrap, mean, pass_at_k
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env, require_split
+from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
-from agentrl_cli.envs.math.summary import summarise
 
 BLANK_LINE = "\n\n"
 CORRECT = "Correct."
@@ -111,9 +113,14 @@ class MathEnv(Env):
         if goes_on and len(state.thoughts) < MAX_THOUGHTS:
             return Step([], 0.0, False, False, {})
         text, gold = "".join(state.thoughts), state.task.data["answer"]
-        result, box = self.grade_reply(text, gold), boxed(text)
-        is_last_math = self.extract == "last_math"
-        answer = last_formula(text[-MAX_REPLY_LENGTH:]) if is_last_math else box
+        box = boxed(text)
+        if self.extract == "last_math":
+            answer = last_formula(text[-MAX_REPLY_LENGTH:])
+            result = grade(text, gold, self.extract, self.tolerance)
+        else:
+            answer = box
+            unboxed = Grade(False, "unboxed")
+            result = unboxed if box is None else grade(box, gold, tolerance=self.tolerance)
         info = {
             "unboxed": box is None,
             "grade": result.reason,
@@ -125,15 +132,6 @@ class MathEnv(Env):
             state.over, info["success"] = True, result.correct
         state.attempts_left, state.thoughts = state.attempts_left - 1, []
         return Step(feedback, float(result.correct), state.over, False, info)
-
-    def grade_reply(self, reply: str, gold: str) -> Grade:
-        """Grade a reply. With `extract=boxed` a reply without a box is wrong."""
-        if self.extract == "last_math":
-            return grade(reply, gold, self.extract, self.tolerance)
-        answer = boxed(reply)
-        if answer is None:
-            return Grade(False, "unboxed")
-        return grade(answer, gold, tolerance=self.tolerance)
 
     def response(self, result: Grade, gold: str, attempts_left: int) -> str:
         """Return the observation after a graded reply. It names the answer on the last attempt."""
@@ -153,4 +151,58 @@ class MathEnv(Env):
         yield from parts if self.turn_mode == "thoughts" else ["".join(parts)]
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        return summarise(episodes)
+        """Return the accuracy by level and subject, pass@k, majority@n and reply metrics."""
+        if not episodes:
+            return {}
+        tasks = episodes_by_task(episodes)
+        return accuracy_by_part(tasks) | pass_and_majority(tasks) | reply_metrics(episodes)
+
+
+def accuracy_by_part(tasks: list[list[Episode]]) -> dict[str, float]:
+    """Return the accuracy of each level and subject, with its 95 % interval over tasks."""
+    parts: dict[str, list[list[float]]] = defaultdict(list)
+    for group in tasks:
+        data, right = group[0].task.data, [float(episode.success) for episode in group]
+        parts[f"level_{data['level']}"].append(right)
+        subject = re.sub(r"[^a-z0-9]+", "_", str(data["subject"]).lower()).strip("_")
+        parts[f"subject_{subject or 'none'}"].append(right)
+    metrics: dict[str, float] = {}
+    for name in sorted(parts):
+        interval = cluster_bootstrap(parts[name])
+        metrics[name] = interval.mean
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = interval.low, interval.high
+    return metrics
+
+
+def pass_and_majority(tasks: list[list[Episode]]) -> dict[str, float]:
+    """Return pass@k for powers of two up to the episodes per task, and majority@n: whether the most
+    frequent answer is correct (Wang et al. 2023, arXiv 2203.11171)."""
+    n, k = min(map(len, tasks)), 2
+    counts = [(sum(episode.success for episode in group), len(group)) for group in tasks]
+    metrics: dict[str, float] = {}
+    while k <= n:
+        metrics[f"pass_at_{k}"] = mean(pass_at_k(*count, k) for count in counts)
+        k *= 2
+    if n > 1:
+        metrics[f"majority_at_{n}"] = mean(majority_is_correct(group[:n]) for group in tasks)
+    return metrics
+
+
+def majority_is_correct(group: list[Episode]) -> bool:
+    """Return whether the most frequent answer is correct; the first one decides a tie."""
+    boxed = [e for e in group if e.turns and e.turns[-1].info.get("answer")]
+    votes = [(str(e.turns[-1].info["answer"]), e) for e in boxed]
+    if not votes:
+        return False
+    winner = Counter(answer for answer, _ in votes).most_common(1)[0][0]
+    return next(episode.success for answer, episode in votes if answer == winner)
+
+
+def reply_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """Return the mean length, and the shares of replies without a box, timed out and crashed in the
+    grader."""
+    reasons = [str(t.info["grade"]) for e in episodes for t in e.turns if "grade" in t.info]
+    tokens = [float(sum(len(turn.action_ids) for turn in e.turns)) for e in episodes]
+    names = {"unboxed": "unboxed", "timed_out": "timeout", "crashed": "crash"}
+    shares = {n: mean(float(reason == kind) for reason in reasons) for n, kind in names.items()}
+    return {"response_tokens": mean(tokens)} | {f"replies_{n}": v for n, v in shares.items()}

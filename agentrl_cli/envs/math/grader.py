@@ -1,18 +1,28 @@
 r"""Grading: exact match after normalisation, then numbers, then math-verify.
 
-math-verify runs in separate processes (pool.py). Without it the first two stages still grade every
-problem whose answer is a number.
+math-verify runs in separate processes (worker.py), which are started at first use. Without it the
+first two stages still grade every problem whose answer is a number.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import queue
 import re
+import select
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, get_args
 
 from agentrl_cli.core.errors import UserError, require_fraction
-from agentrl_cli.envs.math import pool
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 
 Extract = Literal["boxed", "last_math"]
@@ -20,6 +30,10 @@ MAX_ANSWER_LENGTH = 512  # characters; longer answers are wrong
 MAX_REPLY_LENGTH = 4096  # characters at the end of a reply in which math-verify looks for an answer
 DECIMAL_POINT = re.compile(r"\d*\.\d")
 INSTALL = "pip install 'agentrl-cli[math]'"
+WORKERS = 2
+START_SECONDS = 300.0  # to import math-verify, however busy the machine is
+ANSWER_SECONDS = 10.0  # of waiting for a worker, more than its own limit
+WORKER = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
@@ -59,11 +73,10 @@ def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
         return Grade(False, "long")
     if reply.strip() == gold.strip():
         return Grade(True, "exact")
-    if not pool.available():
+    if not available():
         line = f"extract=last_math needs math-verify; {INSTALL}"
         raise UserError(line, code="missing-extra")
-    outcome = pool.pool().verify(reply[-MAX_REPLY_LENGTH:], gold, True, tolerance)
-    return Grade(outcome == "verified", outcome)
+    return _verify(reply[-MAX_REPLY_LENGTH:], gold, True, tolerance)
 
 
 def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
@@ -86,10 +99,94 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     value, wanted = number(answer), number(gold)
     if value is not None and wanted is not None:
         return Grade(abs(value - wanted) <= Fraction(tolerance) * abs(wanted), "number")
-    if pool.available():
-        outcome = pool.pool().verify(answer, gold, False, tolerance)
-        return Grade(outcome == "verified", outcome)
+    if available():
+        return _verify(answer, gold, False, tolerance)
     if wanted is not None:
         return Grade(False, "unread")
     line = f"only math-verify can compare with '{gold[:60]}'; {INSTALL}"
     raise UserError(line, code="missing-extra")
+
+
+def _verify(answer: str, gold: str, whole_reply: bool, tolerance: float) -> Grade:
+    outcome = pool_of(os.getpid()).verify(answer, gold, whole_reply, tolerance)
+    return Grade(outcome == "verified", outcome)
+
+
+@cache
+def available() -> bool:
+    """Return whether math-verify is installed, on a system that can fork."""
+    return hasattr(os, "fork") and find_spec("math_verify") is not None
+
+
+class Worker:
+    """One grading process. Raises UserError if it does not start."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0,  # select must see everything that was written
+            start_new_session=True,  # Ctrl-C must not end it: the current step is finished first
+        )  # fmt: skip
+        if self._read(START_SECONDS) != "ready":
+            self.close()
+            remedy = "run python -c 'import math_verify', or reinstall 'agentrl-cli[math]'"
+            raise UserError(f"math-verify does not load in its process; {remedy}", code="no-grader")
+
+    def grade(self, question: tuple[str, str, bool, float]) -> str:
+        """Return verified, refused, timeout or crash; "" if the process is gone or stuck."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+        except OSError:
+            return ""
+        return self._read(ANSWER_SECONDS)
+
+    def close(self) -> None:
+        """End the process and its fork."""
+        with self.process:  # waits, and closes the pipes
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _read(self, seconds: float) -> str:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        return self.process.stdout.readline().decode().strip() if ready else ""
+
+
+class Pool:
+    """A fixed number of workers. One that is gone or stuck is replaced and counted in `lost`."""
+
+    def __init__(self, workers: int = WORKERS) -> None:
+        self.lost = 0
+        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self.idle.put(None)
+
+    def verify(self, answer: str, gold: str, whole_reply: bool, tolerance: float) -> str:
+        """Return verified, refused, timeout or crash. `answer` is normalised, or a whole reply."""
+        worker, outcome = self.idle.get(), ""
+        try:
+            worker = worker or Worker()
+            outcome = worker.grade((answer, gold, whole_reply, tolerance))
+        finally:
+            if worker is not None and not outcome:
+                worker.close()
+                self.lost += 1
+            self.idle.put(worker if outcome else None)
+        return outcome or "crash"
+
+    def close(self) -> None:
+        """End all workers. The next use starts new ones."""
+        for _ in range(self.idle.qsize()):
+            if worker := self.idle.get():
+                worker.close()
+            self.idle.put(None)
+
+
+@cache
+def pool_of(process: int) -> Pool:
+    """Return the pool of a process: a fork must not share its parent's pipes."""
+    pool = Pool()
+    atexit.register(pool.close)
+    return pool

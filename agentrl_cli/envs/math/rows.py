@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -74,27 +73,21 @@ def _draw(rows: list[Row], share: float, name: str, seed: int) -> list[Row]:
 
 def _parse_splits(data: str) -> dict[str, list[Row]]:
     """Return the parsed rows of each split. With several splits, ids begin with the split."""
-    splits = _numbered_rows(data)
-    return {
-        name: [
-            row | {"id": f"{name}-{row['id']}"} if len(splits) > 1 else row
-            for row in _parse_rows(data, rows)
-        ]
-        for name, rows in splits.items()
-    }
-
-
-def _parse_rows(source: str, rows: list[tuple[int, Any]]) -> Iterable[Row]:
-    ids: set[str] = set()
-    for number, row in rows:
-        try:
-            parsed = _parse_row(number, row)
-        except ValueError as error:
-            raise _bad_line(source, number, str(error)) from None
-        if parsed["id"] in ids:
-            raise _bad_line(source, number, f"the id '{parsed['id']}' occurs twice")
-        ids.add(parsed["id"])
-        yield parsed
+    numbered = _numbered_rows(data)
+    splits: dict[str, list[Row]] = {}
+    for name, rows in numbered.items():
+        by_id: dict[str, Row] = {}
+        for number, row in rows:
+            try:
+                parsed = _parse_row(number, row)
+                if parsed["id"] in by_id:
+                    raise ValueError(f"the id '{parsed['id']}' occurs twice")
+            except ValueError as error:
+                raise _bad_line(data, number, str(error)) from None
+            prefix = f"{name}-" if len(numbered) > 1 else ""
+            by_id[parsed["id"]] = parsed | {"id": prefix + parsed["id"]}
+        splits[name] = list(by_id.values())
+    return splits
 
 
 def _parse_row(number: int, row: Any) -> Row:
@@ -123,60 +116,39 @@ def _parse_row(number: int, row: Any) -> Row:
 
 
 def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
-    """Return (line number, raw row) of each split. A single file has one split without a name."""
+    """Return (line number, raw row) of each split. A single file has one split without a name.
+    Folders, `owner/name` and `owner/name:config` are loaded with `datasets`, offline if cached."""
     path = Path(data)
-    if path.suffix in (".jsonl", ".json"):
-        return {"": _json_lines(path)}
-    splits = {"": _parquet(path)} if path.suffix == ".parquet" else _dataset(data)
-    return {name: list(enumerate(rows, start=1)) for name, rows in splits.items()}
-
-
-def _json_lines(path: Path) -> list[tuple[int, Any]]:
-    rows: list[tuple[int, Any]] = []
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise _unreadable(str(path), error.strerror or "") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError):
-                raise _bad_line(str(path), number, "not JSON") from None
-    return rows
+        if path.suffix in (".jsonl", ".json"):
+            lines = enumerate(path.read_bytes().splitlines(), start=1)
+            return {"": [(n, _json(data, n, line)) for n, line in lines if line.strip()]}
+        if path.suffix == ".parquet":
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
+            splits: Any = {"": parquet.read_table(path).to_pylist()}
+        else:
+            from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
-def _parquet(path: Path) -> list[Any]:
-    try:
-        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise UserError(
-            f"'{path}' needs the package pyarrow; {EXTRA}", code="missing-extra"
-        ) from None
-    try:
-        return parquet.read_table(path).to_pylist()
-    except (OSError, ArrowException) as error:
-        raise _unreadable(str(path), error) from None
-
-
-def _dataset(data: str) -> dict[str, list[Any]]:
-    """Load a folder, `owner/name` or `owner/name:config` with `datasets`, offline if cached."""
-    try:
-        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        line = f"'{data}' needs the package datasets ({EXTRA}); {OFFLINE}"
+            name, _, config = data.partition(":")
+            splits = load_dataset(name, config or None)
+        return {name: list(enumerate(rows, start=1)) for name, rows in splits.items()}
+    except UserError:
+        raise
+    except ImportError as error:
+        line = f"'{data}' needs the package {error.name} ({EXTRA}); {OFFLINE}"
         raise UserError(line, code="missing-extra") from None
-    name, _, config = data.partition(":")
-    try:
-        splits: Any = load_dataset(name, config or None)
-        return {split: list(rows) for split, rows in splits.items()}
     except Exception as error:  # the network, the cache and the data format can raise anything
-        raise _unreadable(data, error) from None
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")
+        line = f"cannot read '{data}' ({reason}); {OFFLINE}"
+        raise UserError(line, code="unreadable-data") from None
 
 
-def _unreadable(data: str, error: Exception | str) -> UserError:
-    reason = (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")
-    return UserError(f"cannot read '{data}' ({reason}); {OFFLINE}", code="unreadable-data")
+def _json(source: str, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise _bad_line(source, number, "not JSON") from None
 
 
 def _bad_line(source: str, number: int, reason: str) -> UserError:

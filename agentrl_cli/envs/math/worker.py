@@ -101,6 +101,14 @@ def parse_arithmetic(text: str, **_: Any) -> Any:
     ValueError or SyntaxError for anything else. Unlike sympy's parser it runs no code."""
     from sympy import Add, Float, Integer, Mul, Pow  # pyright: ignore[reportMissingImports]
 
+    operations: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+        ast.Add: lambda x, y: Add(x, y, evaluate=False),
+        ast.Sub: lambda x, y: Add(x, Mul(-1, y, evaluate=False), evaluate=False),
+        ast.Mult: lambda x, y: Mul(x, y, evaluate=False),
+        ast.Div: lambda x, y: Mul(x, Pow(y, -1, evaluate=False), evaluate=False),
+        ast.Pow: lambda x, y: Pow(x, y, evaluate=False),
+    }
+
     def build(node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=int() | float() as value):
@@ -110,19 +118,9 @@ def parse_arithmetic(text: str, **_: Any) -> Any:
                 return build(node.operand)
             case ast.UnaryOp(op=ast.USub()):
                 return Mul(-1, build(node.operand), evaluate=False)
-            case ast.BinOp(op=ast.Add()):
-                kind, right = Add, build(node.right)
-            case ast.BinOp(op=ast.Sub()):
-                kind, right = Add, Mul(-1, build(node.right), evaluate=False)
-            case ast.BinOp(op=ast.Mult()):
-                kind, right = Mul, build(node.right)
-            case ast.BinOp(op=ast.Div()):
-                kind, right = Mul, Pow(build(node.right), -1, evaluate=False)
-            case ast.BinOp(op=ast.Pow()):
-                kind, right = Pow, build(node.right)
-            case _:
-                raise ValueError(f"{text[:40]!r} is not arithmetic")
-        return kind(build(node.left), right, evaluate=False)
+            case ast.BinOp() if operation := operations.get(type(node.op)):
+                return operation(build(node.left), build(node.right))
+        raise ValueError(f"{text[:40]!r} is not arithmetic")
 
     text = text.strip()
     return build(ast.parse(text, mode="eval").body)

@@ -1,10 +1,18 @@
-"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time."""
+"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time.
+
+The expert asks by greedy information gain over the objects that fit all answers, and draws among
+equal gains, for variety. Its turns have the form of the embedded model: a thought that names a
+fitting object, then the question. It never sees the hidden object.
+"""
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +22,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
-from agentrl_cli.envs.twentyq.oracle import ChatFunction, Oracle
+from agentrl_cli.envs.twentyq.oracle import ChatFunction, model_answer
 from agentrl_cli.envs.twentyq.questions import (
     Guess,
     Question,
@@ -28,9 +35,10 @@ from agentrl_cli.envs.twentyq.questions import (
 )
 from agentrl_cli.envs.twentyq.world import World, load_world
 
-OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
+OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes"}
 ORACLE_SEED = 0  # of every question to a model, so that answers repeat
 Parsed = Question | Guess | Unanswerable | None
+CLOSENESS = ((3, "Close."), (8, "Near."))  # by how many objects at most still fit; else "Far."
 GRADES = {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}  # rewards of a lost game
 
 
@@ -97,8 +105,8 @@ class TwentyQ(Env):
         return [Task(f"{stem}-{name.replace(' ', '-')}", split, {"object": name}) for name in names]
 
     def _objects(self, split: str) -> list[str]:
-        given = (self.test_objects, self.split_seed, self.val_objects)
-        return self.world_table.split(split, *given)
+        sizes = (self.test_objects, self.split_seed, self.val_objects)
+        return self.world_table.split(split, *sizes)
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Hide the task's object. Only the expert uses the seed."""
@@ -113,8 +121,17 @@ class TwentyQ(Env):
         """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
         game = self._running()
         parsed = (read_freely if self.parser == "free" else parse)(action, self.world_table)
-        answer = self._answer(parsed, action)
-        info = self._record(parsed, action, answer)
+        answer = self._answer(parsed, action, game.secret)
+        kind, subject = _kind_and_subject(parsed, action, answer)
+        info: dict[str, Any] = {"kind": kind, "repeated": (kind, subject) in game.asked}
+        if kind == "invalid":
+            info["invalid"] = True
+        game.asked.append((kind, subject))
+        if isinstance(parsed, Question | Guess):
+            info["guess" if kind == "guess" else "attribute"] = subject
+        before, game.candidates = game.candidates, self._candidates_after(parsed, game)
+        known = parsed is not None and game.candidates == before
+        info["privileged"] = {"object": game.secret, "fits": len(game.candidates), "known": known}
         game.turn += 1
         success = parsed == Guess(game.secret)
         game.over = success or game.turn == self.max_turns
@@ -150,44 +167,21 @@ class TwentyQ(Env):
             raise RuntimeError("no game is running: call reset on a fresh instance")
         return self.game
 
-    def _answer(self, parsed: Parsed, action: str) -> str:
+    def _answer(self, parsed: Parsed, action: str, secret: str) -> str:
         """Return yes, no or sometimes, or "" if there is no answer."""
-        secret, oracle = self._running().secret, self._language_oracle()
         if isinstance(parsed, Guess):
             return "yes" if parsed.object == secret else "no"
-        if isinstance(parsed, Question) and self.oracle != "llm":
+        if isinstance(parsed, Question) and self.oracle == "table":
             answer = self.world_table.answer(secret, parsed.attribute)
             return OPPOSITE[answer] if parsed.negated else answer
-        asked = question_text(action) if self.parser == "free" else action
-        return oracle.answer(secret, asked) if oracle and asked else ""
+        llm, asked = self.llm, question_text(action) if self.parser == "free" else action
+        if self.oracle == "table" or llm is None or not asked:
+            return ""
+        return model_answer(lambda messages: llm(messages, ORACLE_SEED), secret, asked)
 
-    def _language_oracle(self) -> Oracle | None:
-        """Return the oracle of the model, or an oracle that was given in Python."""
-        given: object = self.oracle
-        llm = self.llm
-        if isinstance(given, Oracle):
-            return given
-        return (
-            Oracle(lambda messages: llm(messages, ORACLE_SEED)) if llm and given == "llm" else None
-        )
-
-    def _record(self, parsed: Parsed, action: str, answer: str) -> dict[str, Any]:
-        game = self._running()
-        kind, subject = _kind_and_subject(parsed, action, answer)
-        before, game.candidates = game.candidates, self._candidates_after(parsed)
-        known = parsed is not None and game.candidates == before
-        info: dict[str, Any] = {"kind": kind, "repeated": (kind, subject) in game.asked}
-        if kind == "invalid":
-            info["invalid"] = True
-        game.asked.append((kind, subject))
-        if isinstance(parsed, Question | Guess):
-            info["guess" if kind == "guess" else "attribute"] = subject
-        info["privileged"] = {"object": game.secret, "fits": len(game.candidates), "known": known}
-        return info
-
-    def _candidates_after(self, parsed: Parsed) -> tuple[str, ...]:
-        game, answers = self._running(), self.world_table.answers
+    def _candidates_after(self, parsed: Parsed, game: Game) -> tuple[str, ...]:
         if isinstance(parsed, Question):
+            answers = self.world_table.answers
             key, answer = parsed.attribute, answers[game.secret][parsed.attribute]
             return tuple(name for name in game.candidates if answers[name][key] == answer)
         if parsed == Guess(game.secret):
@@ -211,3 +205,33 @@ def _kind_and_subject(parsed: Parsed, action: str, answer: str) -> tuple[str, st
         return "guess", parsed.object
     text = parsed.text if isinstance(parsed, Unanswerable) else action_text(action)
     return ("question" if answer else "invalid"), normalise(text) or ""
+
+
+def expert_turn(
+    world: World, candidates: tuple[str, ...], turns_left: int, draw: random.Random
+) -> str:
+    """Return a turn: the thought names the object to guess or any that fits, then the action."""
+    asks = len(candidates) > 2 and turns_left > 1  # of two, a guess tells as much and may win
+    attributes = best_attributes(world, candidates) if asks else ()
+    name = draw.choice(candidates)
+    action = world.question(draw.choice(attributes)) if attributes else world.guess(name)
+    return f"Maybe {world.nouns[name]}. {closeness(len(candidates))}\n{action}"
+
+
+def closeness(candidates: int) -> str:
+    """Return "Close.", "Near." or "Far." by the number of objects that still fit."""
+    return next((word for most, word in CLOSENESS if candidates <= most), "Far.")
+
+
+@lru_cache(maxsize=8192)
+def best_attributes(world: World, candidates: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all attributes with the largest entropy; none if that is 0."""
+    gains = {a: round(entropy(world, candidates, a), 9) for a in world.attributes}
+    most = max(gains.values(), default=0.0)
+    return tuple(a for a, gain in gains.items() if gain == most) if most > 0 else ()
+
+
+def entropy(world: World, candidates: tuple[str, ...], attribute: str) -> float:
+    """Return the entropy in bits of an answer, all candidates equally likely."""
+    counts = Counter(world.answers[name][attribute] for name in candidates).values()
+    return sum(count / len(candidates) * math.log2(len(candidates) / count) for count in counts)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.thinking import without_thinking
+from agentrl_cli.core.text import without_thinking
 from agentrl_cli.core.types import Message, derive_seed
 from agentrl_cli.envs.twentyq.questions import action_text, normalise
 from agentrl_cli.envs.twentyq.world import World
@@ -20,27 +20,15 @@ WORKERS = 8  # concurrent questions of a calibration
 ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 
 
-@dataclass
-class Oracle:
-    """Answers yes, no or sometimes by `chat`. Only that word is kept, so nothing leaks."""
-
-    chat: Callable[[list[Message]], str]
-    cache: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def answer(self, object: str, text: str) -> str:
-        """Return the answer, cached by object and question; "" if there is none."""
-        question = normalise(action_text(text))
-        if question is None:
-            return ""
-        if (object, question) not in self.cache:
-            self.cache[object, question] = self._ask(object, question)
-        return self.cache[object, question]
-
-    def _ask(self, object: str, question: str) -> str:
-        asked = Message("user", f"Object: {object}\nQuestion: {question}?")
-        said = without_thinking(self.chat([Message("system", PROMPT), asked]))
-        match = ANSWER.match(said)
-        return match[1].lower() if match else ""
+def model_answer(chat: Callable[[list[Message]], str], object: str, text: str) -> str:
+    """Return yes, no or sometimes, or "" if there is no answer. Only that word is kept, so nothing
+    leaks."""
+    question = normalise(action_text(text))
+    if question is None:
+        return ""
+    asked = Message("user", f"Object: {object}\nQuestion: {question}?")
+    match = ANSWER.match(without_thinking(chat([Message("system", PROMPT), asked])))
+    return match[1].lower() if match else ""
 
 
 @dataclass(frozen=True)
@@ -68,18 +56,19 @@ def calibrate(
     if not world.attributes:
         line = f"world {world.name} has no table to compare with; use env.world=full"
         raise UserError(line, code="no-table")
-    rows = [(key, name) for key in world.attributes for name in _draw(world, key, objects, seed)]
-    oracle = Oracle(chat)
-    with ThreadPoolExecutor(WORKERS) as pool:
-        said = list(pool.map(lambda row: oracle.answer(row[1], world.question(row[0])), rows))
-    found: dict[str, list[tuple[str, str]]] = {}
-    for (key, name), answer in zip(rows, said, strict=True):
-        found.setdefault(key, []).append((answer, world.answer(name, key)))
+    names = {key: _draw(world, key, objects, seed) for key in world.attributes}
     compared = []
-    for key, pairs in found.items():
-        agreed = sum(answer == wanted for answer, wanted in pairs)
-        contrary = sum(answer in ("yes", "no") and answer != wanted for answer, wanted in pairs)
-        compared.append(Agreement(key, world.question(key), len(pairs), agreed, contrary))
+    with ThreadPoolExecutor(WORKERS) as pool:
+
+        def ask(key: str) -> Iterator[str]:
+            return pool.map(lambda name: model_answer(chat, name, world.question(key)), names[key])
+
+        said = {key: ask(key) for key in names}  # all questions are submitted at once
+        for key, answers in said.items():
+            pairs = [(a, world.answer(n, key)) for a, n in zip(answers, names[key], strict=True)]
+            agreed = sum(answer == wanted for answer, wanted in pairs)
+            contrary = sum(answer in ("yes", "no") and answer != wanted for answer, wanted in pairs)
+            compared.append(Agreement(key, world.question(key), len(pairs), agreed, contrary))
     return sorted(compared, key=lambda one: one.share)
 
 

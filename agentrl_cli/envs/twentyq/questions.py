@@ -17,7 +17,9 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl_cli.core.thinking import without_thinking
+import yaml
+
+from agentrl_cli.core.text import without_thinking
 from agentrl_cli.envs.twentyq.world import World
 
 MAX_LENGTH = 200
@@ -29,12 +31,7 @@ GUESS_PHRASES = re.compile(
 DETERMINERS = re.compile(r"^(?:(?:a|an|the|some) )?(?:(?:pair|piece) of )?(?:a |an |the )?")
 ARTICLES = re.compile(r"\b(?:a|an|the|some) ")
 COLOURS = ("orange",)  # "is it orange?" asks for the colour, "is it an orange?" guesses
-IRREGULAR = {
-    "mouse": "mice", "goose": "geese", "tooth": "teeth", "foot": "feet", "knife": "knives",
-    "shelf": "shelves", "scarf": "scarves", "leaf": "leaves", "wolf": "wolves", "loaf": "loaves",
-    "fish": "fish", "sheep": "sheep", "cactus": "cacti", "calf": "calves", "child": "children",
-    "woman": "women", "man": "men",
-}  # fmt: skip
+WORDINGS = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
 
 # of real models
 MAX_TEXT = 8000  # characters at the end of a turn that are parsed
@@ -79,29 +76,9 @@ ADVERBS = re.compile(
     r"\b(?:typically|usually|commonly|generally|often|primarily|mainly|mostly|normally|currently|"
     r"considered(?: to be)?|classified as|categorized as|(?:a |an )?(?:type|kind|sort|form) of) "
 )
-SOMETHING = r"(?:something|one|an? (?:object|item|thing))"
-FORMS = tuple(
-    (re.compile(pattern), to)
-    for pattern, to in (
-        (rf"^is it {SOMETHING} (?:that |which )?(?:you|people|one|humans|we) (?:would |can |could |"
-         r"might )?(?:find|see)\b", "is it found"),
-        (rf"^is it {SOMETHING} (?:that |which )?(?:you|people|one|humans) (?:can|could) (.+?)"
-         r"(?: it)?$", r"can you \1 it"),
-        (rf"^is it {SOMETHING} (?:that|which) (?:is|are) ", "is it "),
-        (rf"^is it {SOMETHING} (?:that|which) (?:can|could) ", "can it "),
-        (rf"^is it {SOMETHING} (?:that|which) has ", "does it have "),
-        (rf"^is it {SOMETHING} (found|used|made|worn|eaten|seen|driven|powered|kept)\b",
-         r"is it \1"),
-        (r"^(?:would|could|can) it be (?:considered )?", "is it "),
-        (r"^are they ", "is it "),
-        (r"^do they ", "does it "),
-        (r"\bfound (?:inside|within) ", "found in "),
-    )
-)  # fmt: skip
-STOP_WORDS = frozenset(
-    "is it a an the of or and in on to for that which something used made found can does do have "
-    "has you people any than with be by as at your this item object thing".split()
-)
+COMMON_FORMS = [(re.compile(pattern), to) for pattern, to in WORDINGS["common_forms"]]
+FORMS = [(re.compile(pattern), to) for pattern, to in WORDINGS["forms"]] + COMMON_FORMS
+STOP_WORDS = frozenset(WORDINGS["stop_words"].split())
 
 
 @dataclass(frozen=True)
@@ -192,7 +169,7 @@ def _names(world: World) -> dict[str, str]:
 def _plural_and_singular(name: str) -> list[str]:
     """Return plurals of the name, and its singular if it looks like a plural."""
     head, _, last = name.rpartition(" ")
-    plurals = [IRREGULAR[last]] if last in IRREGULAR else []
+    plurals = [WORDINGS["plurals"][last]] if last in WORDINGS["plurals"] else []
     plurals.append(last + "es" if re.search(r"(s|x|z|ch|sh|o)$", last) else last + "s")
     if re.search(r"[^aeiou]y$", last):
         plurals.append(last[:-1] + "ies")
@@ -211,8 +188,7 @@ def read_freely(text: str, world: World) -> Question | Guess | Unanswerable | No
     asked = question_text(text)
     if asked is None:
         return None
-    found = _parse_sentence(asked, world)
-    return found or Unanswerable(asked, nearest(asked, world))
+    return _parse_sentence(asked, world) or Unanswerable(asked, nearest(asked, world))
 
 
 def question_text(text: str) -> str | None:
@@ -222,7 +198,8 @@ def question_text(text: str) -> str | None:
     sentences = [one.strip() for one in SENTENCE_END.split(plain) if one.strip()]
     labelled = [body for one in sentences if (body := _labelled(one))]
     if labelled:
-        return labelled[-1] if _is_question(labelled[-1]) else None
+        body = labelled[-1]
+        return None if normalise(body) is None or TO_THE_HOST.match(body) else body
     asked = {body for one in sentences if _asks(body := LEAD_IN.sub("", one))}
     return asked.pop() if len(asked) == 1 else None
 
@@ -251,13 +228,12 @@ def plain_form(text: str) -> str:
 
 
 def _parse_sentence(asked: str, world: World) -> Question | Guess | None:
-    question = _plain_questions(world).get(plain_form(asked))
-    if question:
+    if question := _plain_questions(world).get(plain_form(asked)):
         return question
     words = " ".join((normalise(EXAMPLES.sub("", asked)) or "").split())
     named = GUESS.match(words)
     form = f"is it {named['name']}" if named else SUBJECT.sub("it", words)
-    for pattern, to in FORMS[-4:]:
+    for pattern, to in COMMON_FORMS:
         form = pattern.sub(to, form)
     found = parse(ADVERBS.sub("", form), world)
     return found if isinstance(found, Guess) else None
@@ -291,10 +267,6 @@ def _labelled(sentence: str) -> str:
     body = LEAD_IN.sub("", sentence[label.end() :]) if label else ""
     names = label is not None and label["guess"] and body and not GUESS.match(body.lower())
     return f"My guess is {body}" if names and not body.endswith("?") else body
-
-
-def _is_question(body: str) -> bool:
-    return normalise(body) is not None and not TO_THE_HOST.match(body)
 
 
 def _content(text: str) -> set[str]:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import require_split
 
-WORLD_NAMES = ("small", "full")
 VAL_ONE_IN = 4  # `val` has at most one in four of the objects that are not in `test`
 CELL_SIGNS = {"-": "no", "~": "sometimes"}
 OBJECT_LINE = re.compile(
@@ -35,7 +34,6 @@ FORMATS = {
     ".txt": "one object per line, then its variants after commas; [category] on separate lines",
 }
 NAME_COLUMNS = ("name", "word", "object", "keyword")
-Words = dict[str, tuple[str, list[str]]]
 Row = tuple[str, list[str]]  # category, and the name followed by its variants
 
 
@@ -59,27 +57,18 @@ class World:
         """Return `yes`, `no` or `sometimes`."""
         return self.answers[object][attribute]
 
-    def category(self, object: str) -> str:
-        return self.categories[object]
-
     def question(self, attribute: str) -> str:
         return self.texts[attribute][0]
 
     def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
-        """Return all questions for an attribute as (text, negated), negations last."""
+        """Return all questions for an attribute as (text, negated), negations last. A negation has
+        "not" after the subject."""
         plain = self.texts[attribute]
-        return tuple([(t, False) for t in plain] + [(negate(t), True) for t in plain])
+        negated = [(SUBJECT.sub(r"\1 not", text), True) for text in plain]
+        return (*((text, False) for text in plain), *negated)
 
     def guess(self, object: str) -> str:
         return f"Is it {self.nouns[object]}?"
-
-    def matching(self, known: Sequence[tuple[str, str]]) -> list[str]:
-        """Return the objects that fit all known (attribute, answer) pairs."""
-        return [
-            name
-            for name, answers in self.answers.items()
-            if all(answers[attribute] == answer for attribute, answer in known)
-        ]
 
     def split(self, split: str, test_objects: int, seed: int, val_objects: int = 0) -> list[str]:
         """Return the objects of a split, in order. Splits are disjoint and stratified by category;
@@ -109,70 +98,58 @@ class World:
         return [name for *_, name in sorted(ranked)[:count]]
 
 
+class Thing(NamedTuple):
+    """An object; `cells` holds its answers other than no."""
+
+    category: str
+    noun: str
+    variants: tuple[str, ...]
+    cells: dict[str, str]
+
+
 @lru_cache(maxsize=16)
 def load_world(name: str) -> World:
     """Return the world `small` or `full`, or a word list, which has no attributes. Raises UserError
     otherwise."""
-    if Path(name).suffix.lower() not in FORMATS:
-        return _from_table(name)
-    words = read_words(name)
-    counted = {  # the form that takes an article: "pair of shoes" for "shoes" if it is a variant
-        word: next((text for text in rest if text.startswith("pair of ")), word)
-        for word, (_, rest) in words.items()
-    }
-    return World(
-        name=name,
-        objects=tuple(words),
-        attributes=(),
-        categories={word: group for word, (group, _) in words.items()},
-        nouns={word: with_article(text) for word, text in counted.items()},
-        variants={word: tuple(rest) for word, (_, rest) in words.items()},
-        texts={},
-        answers={word: {} for word in words},
-    )
-
-
-def _from_table(name: str) -> World:
-    """Return the objects and attributes of the table; those of `small` are marked by a star."""
-    if name not in WORLD_NAMES:
-        line = f"unknown world {name!r}; use 'small', 'full' or the path of a word list"
-        raise UserError(line, code="unknown-world")
-    rows = [[part.strip() for part in line.split("|")] for line in _lines("attributes.txt")]
-    keys = {key.lstrip("* ") for key, *_ in rows}
-    chosen = [(key, texts) for key, *texts in rows if name == "full" or key.startswith("*")]
-    texts = {key.lstrip("* "): tuple(texts) for key, texts in chosen}
-    category, defaults = "", dict[str, str]()
-    things = dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]]()
-    for line in _lines("objects.txt"):
-        if line.startswith("["):
-            category, _, rest = line[1:].partition("]")
-            defaults = _cells(rest, keys)
-        elif match := OBJECT_LINE.fullmatch(line):
-            cells = {**defaults, **_cells(match["cells"], keys)}
-            variants = [part.strip() for part in (match["variants"] or "").split(",") if part]
-            noun = match["noun"] or with_article(match["name"])
-            if match["small"] or name == "full":
-                things[match["name"]] = (category, noun, tuple(variants), cells)
-        else:
-            raise ValueError(f"objects.txt: cannot read {line!r}")
+    is_list = Path(name).suffix.lower() in FORMATS
+    things, texts = (_read_words(name), {}) if is_list else _read_table(name)
     return World(
         name=name,
         objects=tuple(things),
         attributes=tuple(texts),
-        categories={thing: group for thing, (group, *_) in things.items()},
-        nouns={thing: noun for thing, (_, noun, *_) in things.items()},
-        variants={thing: variants for thing, (_, _, variants, _) in things.items()},
+        categories={key: thing.category for key, thing in things.items()},
+        nouns={key: thing.noun for key, thing in things.items()},
+        variants={key: thing.variants for key, thing in things.items()},
         texts=texts,
         answers={
-            thing: {key: cells.get(key, "no") for key in texts}
-            for thing, (*_, cells) in things.items()
+            key: {attribute: thing.cells.get(attribute, "no") for attribute in texts}
+            for key, thing in things.items()
         },
     )
 
 
-def negate(text: str) -> str:
-    """Return the negated question, with "not" after the subject."""
-    return SUBJECT.sub(r"\1 not", text)
+def _read_table(size: str) -> tuple[dict[str, Thing], dict[str, tuple[str, ...]]]:
+    """Return the objects and the texts of attributes; those of `small` are marked by a star."""
+    if size not in ("small", "full"):
+        line = f"unknown world {size!r}; use 'small', 'full' or the path of a word list"
+        raise UserError(line, code="unknown-world")
+    rows = [[part.strip() for part in line.split("|")] for line in _lines("attributes.txt")]
+    chosen = [row for row in rows if size == "full" or row[0].startswith("*")]
+    texts = {key.lstrip("* "): tuple(wordings) for key, *wordings in chosen}
+    things, category, shared = dict[str, Thing](), "", dict[str, str]()
+    for line in _lines("objects.txt"):
+        if line.startswith("["):
+            category, _, rest = line[1:].partition("]")
+            shared = _cells(rest)
+            continue
+        match = OBJECT_LINE.fullmatch(line)
+        assert match is not None, line
+        if match["small"] or size == "full":
+            variants = (part.strip() for part in (match["variants"] or "").split(","))
+            noun = match["noun"] or with_article(match["name"])
+            cells = shared | _cells(match["cells"])
+            things[match["name"]] = Thing(category, noun, tuple(filter(None, variants)), cells)
+    return things, texts
 
 
 def _lines(file: str) -> list[str]:
@@ -180,60 +157,56 @@ def _lines(file: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
 
 
-def _cells(text: str, keys: set[str]) -> dict[str, str]:
-    cells = {word.lstrip("-~"): CELL_SIGNS.get(word[0], "yes") for word in text.split()}
-    if unknown := cells.keys() - keys:
-        raise ValueError(f"objects.txt: unknown attributes {sorted(unknown)}")
-    return cells
+def _cells(text: str) -> dict[str, str]:
+    return {word.lstrip("-~"): CELL_SIGNS.get(word[0], "yes") for word in text.split()}
 
 
-def read_words(path: str) -> Words:
-    """Return the category and variants of each name, in lower case. Raises UserError for an
-    unreadable or empty list, and for a name of two objects."""
+def _read_words(path: str) -> dict[str, Thing]:
+    """Return the objects of a word list, in lower case. Raises UserError for an unreadable or empty
+    list, and for a name of two objects."""
     suffix = Path(path).suffix.lower()
     read = {".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}[suffix]
+    things: dict[str, Thing] = {}
     try:
         rows = read(Path(path).read_text(encoding="utf-8-sig"))
         lower = [(group, [name.strip().lower() for name in names]) for group, names in rows]
         counts = Counter(name for _, names in lower for name in dict.fromkeys(names))
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"'{twice[0]}' names two objects")
-        words = {names[0]: (group, names[1:]) for group, names in lower}
+        if not lower or not all(names[0] for _, names in lower):
+            raise ValueError("it is empty or has an object without a name")
+        for group, (name, *variants) in lower:
+            pairs = (text for text in variants if text.startswith("pair of "))  # of shoes
+            things[name] = Thing(group, with_article(next(pairs, name)), tuple(variants), {})
     except (OSError, ValueError, AttributeError, LookupError, TypeError, csv.Error) as error:
         line = f"cannot read the word list {path}: {error}"
         raise UserError(f"{line}; expected {FORMATS[suffix]}", code="bad-word-list") from error
-    if not all(words) or not words:
-        line = f"the word list {path} is empty or has an object without a name"
-        raise UserError(f"{line}; name every object", code="bad-word-list")
-    return words
+    return things
 
 
 def _json_rows(text: str) -> list[Row]:
     """Read a JSON list of names, or a mapping from categories to such lists."""
     lists: Any = json.loads(text)
-    groups: Any = {"words": lists} if isinstance(lists, list) and lists else lists
-    return [(group, _names(row)) for group, members in groups.items() for row in members]
-
-
-def _names(row: Any) -> list[str]:
-    return [row] if isinstance(row, str) else list(row)
+    groups: Any = {"words": lists} if isinstance(lists, list) else lists
+    return [
+        (group, [row] if isinstance(row, str) else list(row))
+        for group, members in groups.items()
+        for row in members
+    ]
 
 
 def _csv_rows(text: str) -> list[Row]:
     """Read CSV. Without a header that names a column, the first column holds the names."""
     lines = [line for line in csv.reader(text.splitlines()) if any(line)]
     header = [cell.strip().lower() for cell in lines[0]] if lines else []
-    named = next((header.index(name) for name in NAME_COLUMNS if name in header), None)
-    if named is None:
+    column = next((name for name in NAME_COLUMNS if name in header), None)
+    if column is None:
         return [("words", [cell for cell in line if cell.strip()]) for line in lines]
-    rows = [dict(zip(header, line, strict=False)) for line in lines[1:]]
-    return [
-        (
-            row.get("category", "").strip().lower() or "words",
-            [row[header[named]], *filter(None, row.get("variants", "").split("|"))],
-        )
-        for row in rows
-    ]
+    rows: list[Row] = []
+    for row in (dict(zip(header, line, strict=False)) for line in lines[1:]):
+        category = row.get("category", "").strip().lower() or "words"
+        rows.append((category, [row[column], *filter(None, row.get("variants", "").split("|"))]))
+    return rows
 
 
 def _text_rows(text: str) -> list[Row]:

@@ -20,11 +20,9 @@ from agentrl_cli.envs.math.problems import (
     PROBLEM_KINDS,
     Problem,
     built_in_rows,
-    canonical_operands,
     draw_problem,
     expert_steps,
 )
-from agentrl_cli.envs.math.summary import summarise
 
 
 def math_env(*overrides: str) -> MathEnv:
@@ -45,16 +43,20 @@ def test_the_world_keeps_the_contract(turns: str):
     assert check_env(lambda: copy.copy(env), tasks=2) == []
 
 
-def test_right_box_wins():
-    step = opened("turn_mode=single").step(r"5+7=12, so \boxed{12}")
-    assert step.reward == 1.0 and step.done and step.info["success"]
-    assert step.messages[0].content == "Correct."
-
-
-def test_reply_without_a_box_loses():
-    step = opened("turn_mode=single").step("The answer is 12.")
-    assert step.reward == 0.0 and step.done and not step.info["success"] and step.info["unboxed"]
-    assert step.messages[0].content == "No box. It is 12."
+@pytest.mark.parametrize(("turns", "actions", "said", "success"), [
+    ("single", [r"5+7=12, so \boxed{12}"], ["Correct."], True),
+    ("single", ["The answer is 12."], ["No box. It is 12."], False),
+    ("retry", [r"\boxed{1}", "12", r"\boxed{2}"],
+     ["Wrong. Try again.", "No box. Try again.", "Wrong. It is 12."], False),
+])  # fmt: skip
+def test_only_the_last_verdict_names_the_answer(turns, actions, said, success):
+    env = opened(f"turn_mode={turns}", "attempts=3")
+    steps = [env.step(action) for action in actions]
+    assert [step.messages[0].content for step in steps] == said
+    assert [step.done for step in steps] == [False] * (len(said) - 1) + [True]
+    assert steps[-1].info["success"] is success and steps[-1].reward == float(success)
+    for step in steps[:-1]:
+        assert "12" not in str({**step.info, "privileged": None})
 
 
 def test_thoughts_get_no_observation():
@@ -74,20 +76,6 @@ def test_number_of_thoughts_is_limited():
     assert last.messages[0].content == "No box. It is 12."
     with pytest.raises(RuntimeError):
         env.step("more")
-
-
-def test_only_the_last_verdict_names_the_answer():
-    env = opened("turn_mode=retry", "attempts=3")
-    said = [env.step(text) for text in (r"\boxed{1}", "12", r"\boxed{2}")]
-    words = [step.messages[0].content for step in said]
-    assert words == ["Wrong. Try again.", "No box. Try again.", "Wrong. It is 12."]
-    assert [step.done for step in said] == [False, False, True]
-
-
-def test_public_info_has_no_answer():
-    step = opened("turn_mode=retry").step(r"\boxed{1}")
-    public = {key: value for key, value in step.info.items() if key != "privileged"}
-    assert "12" not in str(public) and "12" not in step.messages[0].content
 
 
 # the built-in problems
@@ -143,7 +131,7 @@ def test_splits_share_no_operands():
     for rows in (train, test):
         parts = [row["id"].split("-") for row in rows]
         problems = [Problem(kinds[name], tuple(map(int, numbers))) for name, *numbers in parts]
-        keys.append({(one.kind.name, canonical_operands(one)) for one in problems})
+        keys.append({problem.key for problem in problems})
     assert not keys[0] & keys[1]
     assert min(len(keys[0]), len(keys[1])) > 300
     assert not {row["problem"] for row in train} & {row["problem"] for row in test}
@@ -187,7 +175,7 @@ def played(task: Task, answers: list[str], right: str) -> list[Episode]:
 def test_metrics_by_hand():
     one = Task("a", "test", {"level": 1, "subject": "Number Theory"})
     two = Task("b", "test", {"level": 5, "subject": "Algebra"})
-    found = summarise(
+    found = math_env().summarise(
         played(one, ["7", "8", "8", "7"], "7") + played(two, ["3", "4", "4", ""], "4")
     )
     assert found["level_1"] == found["subject_number_theory"] == 0.5
@@ -202,5 +190,5 @@ def test_metrics_by_hand():
 
 def test_a_majority_needs_a_box():
     task = Task("a", "test", {"level": 1, "subject": "x"})
-    assert summarise(played(task, ["", "", "3"], "3"))["majority_at_3"] == 1.0
-    assert summarise(played(task, ["", ""], "3"))["majority_at_2"] == 0.0
+    assert math_env().summarise(played(task, ["", "", "3"], "3"))["majority_at_3"] == 1.0
+    assert math_env().summarise(played(task, ["", ""], "3"))["majority_at_2"] == 0.0

@@ -7,11 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentrl_cli.envs.twentyq.questions import Guess, Question, Unanswerable, parse, read_freely
-from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, game
 
 ASKED = json.loads(Path(__file__).with_name("asked_questions.json").read_text(encoding="utf-8"))
@@ -60,16 +57,6 @@ def test_question_is_found_in_text_of_models(text: str, read: str | None):
     assert label(text) == read
 
 
-@pytest.mark.parametrize("world", ["small", "full"])
-def test_free_parser_includes_the_exact_one(world: str):
-    table = load_world(world)
-    for attribute in table.attributes:
-        for text, negated in table.phrasings(attribute):
-            assert read_freely(text, table) == Question(attribute, negated)
-    for name in table.objects:
-        assert read_freely(table.guess(name), table) == Guess(name)
-
-
 def test_no_two_attributes_share_a_wording():
     owner: dict[str, str] = {}
     lines = Path(parse.__code__.co_filename).with_name("synonyms.txt").read_text().splitlines()
@@ -90,15 +77,11 @@ def test_unanswerable_question_suggests_three_others():
     assert env.step("**Question 4:** Is it a living organism?").messages[0].content == "Yes."
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=300))
-def test_any_text_is_parsed(text: str):
-    found = read_freely(text, FULL)
-    assert found is None or isinstance(found, Question | Guess | Unanswerable)
-
-
-@pytest.mark.parametrize("text", ["\n", " ", "Is it a ", "question 1: ", "<think>", "(like ", "? "])
-def test_long_text_is_parsed_fast(text: str):
+@pytest.mark.parametrize("read", [parse, read_freely])
+@pytest.mark.parametrize(
+    "text", ["\n", " ", "Is it a ", "question 1: ", "action: ", "<think>", "(like ", "? "]
+)
+def test_long_text_is_parsed_fast(read, text: str):
     began = time.process_time()
-    read_freely(text * 100_000, FULL)
+    read(text * 100_000, FULL)
     assert time.process_time() - began < 3

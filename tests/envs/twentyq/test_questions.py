@@ -94,17 +94,12 @@ WORDS = st.sampled_from([
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.text(), st.lists(WORDS).map(" ".join)))
-def test_hostile_text_never_raises_or_wins(text):
-    env = game("dog", world="full", max_turns=20)
+@given(st.one_of(st.text(), st.lists(WORDS).map(" ".join)), st.sampled_from(["exact", "free"]))
+def test_hostile_text_never_raises_or_wins(text, parser):
+    env = game("dog", world="full", max_turns=20, parser=parser)
     step = env.step(text)
     assert step.info["kind"] in ("question", "guess", "invalid")
     assert not step.done or any(name in text.lower() for name in ("dog", "hound", "pupp"))
-
-
-@pytest.mark.parametrize("text", ["\n", " ", "action ", "is it a ", "action: "])
-def test_long_text_is_parsed_fast(text):
-    assert parse(text * 100_000, FULL) is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message
-from agentrl_cli.envs.twentyq.oracle import Oracle, calibrate
+from agentrl_cli.envs.twentyq.oracle import calibrate
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, game, reply_to
@@ -71,20 +71,19 @@ def test_broken_word_list_is_refused(tmp_path, name, text):
         assert error.value.code == "bad-word-list" and file in str(error.value)
 
 
-def test_oracle_caches_and_leaks_nothing(words):
-    asked, replies = [], iter(["Yes, it is a radio.", "It is a radio!", " sometimes"])
+def test_oracle_leaks_nothing(words):
+    asked, replies = [], iter(["Yes, it is a radio.", "yes!", "It is a radio!", " sometimes"])
 
-    def chat(messages):
+    def chat(messages, seed):
         asked.append(messages[-1].content)
         return next(replies)
 
-    env = game("radio", world=words, test_objects=1)
-    env.oracle = Oracle(chat)  # pyright: ignore[reportAttributeAccessIssue]
+    env = game("radio", world=words, test_objects=1, oracle="llm", llm=chat)
     texts = ["Is it loud?", "Hm.\nis it LOUD", "What is it?", "Is it on?", "Is it a radio?"]
     steps = [env.step(text) for text in texts]
     answers = [step.messages[0].content.split(".")[0] for step in steps]
     assert answers == ["Yes", "Yes", "I cannot answer that", "Sometimes", "Yes"]
-    assert asked[0] == "Object: radio\nQuestion: is it loud?" and len(asked) == 3
+    assert asked[0] == asked[1] == "Object: radio\nQuestion: is it loud?" and len(asked) == 4
     kinds = [(step.info["kind"], step.info["repeated"]) for step in steps[:3]]
     assert kinds == [("question", False), ("question", True), ("invalid", False)]
 
@@ -106,7 +105,7 @@ def test_all_formats_of_word_lists_are_equal(tmp_path: Path):
         world = load_world(str(path))
         assert world.objects == ("yo-yo", "ball", "hammer"), name
         assert parse("Is it a yo yo?", world) == Guess("yo-yo")
-    assert load_world(str(tmp_path / "a.csv")).category("ball") == "toys"
+    assert load_world(str(tmp_path / "a.csv")).categories["ball"] == "toys"
 
 
 # a model as oracle, and how far it agrees with the table

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from agentrl_cli.envs.math.answers import number
-from agentrl_cli.envs.math.problems import Problem, expert_steps, split_of
+from agentrl_cli.envs.math.problems import Problem, expert_steps
 from tools.tiny_models.base import Text
 from tools.tiny_models.math import MathCorpus
 from tools.tiny_models.tests.corpus_builder import (
@@ -68,9 +68,7 @@ def test_only_problems_to_train_on_are_played(corpus: MathCorpus):
         for turn in (text.turns[::2] if kind == "checks" else text.turns[:1])
     ]
     assert len(set(played)) > 100
-    assert {split_of(problem_of(sentence), corpus.env.split_seed) for sentence in played} == {
-        "train"
-    }
+    assert {problem_of(sentence).split(corpus.env.split_seed) for sentence in played} == {"train"}
 
 
 # roles
