@@ -1,8 +1,5 @@
-"""Statistics over several runs of one configuration that differ only in their seeds.
-
-All runs are evaluated on the same tasks. Intervals resample runs and tasks, so they hold for new
-seeds and new tasks. With two or three runs they are too narrow. The interquartile mean and the
-probability of improvement follow Agarwal et al. 2021 (rliable).
+"""Statistics over runs of one configuration that differ only in their seeds. Intervals resample
+runs and tasks, so they hold for new seeds and new tasks; of two or three runs they are too narrow.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.core import statistics
-from agentrl_cli.core.statistics import Array, Interval, percentile_interval, resample_counts
+from agentrl_cli.core.statistics import Array, Interval, resample_counts
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
@@ -52,17 +49,17 @@ def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
 
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
-) -> Interval:
+) -> Interval | None:
     """Return the mean difference (ours - theirs) over the tasks that both sides played.
 
     Runs are given by seed. Tasks are resampled together on both sides, and so are runs if both
-    sides have the same seeds. Raises ValueError if no task is common.
+    sides have the same seeds. Returns None if no task is common.
     """
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
     if not tasks:
-        raise ValueError("runs without a common task cannot be compared in pairs")
+        return None
     left = _sums_and_counts([ours[key] for key in sorted(ours)], tasks)
     right = _sums_and_counts([theirs[key] for key in sorted(theirs)], tasks)
     rng = np.random.default_rng(seed)
@@ -73,33 +70,6 @@ def paired_difference(
     draws -= statistics.resampled_means(*right, by_their_run, by_task)
     mean = left[0].sum() / left[1].sum() - right[0].sum() / right[1].sum()
     return statistics.interval_over_tasks(float(mean), draws, len(tasks), least=-1.0)
-
-
-def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
-    """Return the interquartile mean of scores: the mean without the lowest and highest quarter.
-
-    Agarwal et al. 2021, section 4. Runs are resampled.
-    """
-    values = np.asarray(scores, dtype=float)
-    shape = (statistics.RESAMPLES, len(values))
-    picks = np.random.default_rng(seed).integers(0, len(values), shape)
-    return percentile_interval(float(_trimmed(values)), _trimmed(values[picks]))
-
-
-def probability_of_improvement(
-    ours: Sequence[float], theirs: Sequence[float], seed: int = 0
-) -> Interval:
-    """Return the probability that one of our runs scores above one of theirs; ties count half.
-
-    This is the Mann-Whitney statistic of Agarwal et al. 2021, section 4.2, with both sides
-    resampled.
-    """
-    x, y = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
-    above = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-    rng = np.random.default_rng(seed)
-    by_x, by_y = resample_counts(rng, len(x)), resample_counts(rng, len(y))
-    draws = np.einsum("dx,xy,dy->d", by_x, above, by_y) / (len(x) * len(y))
-    return percentile_interval(float(above.mean()), draws)
 
 
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
@@ -132,8 +102,3 @@ def _sums_and_counts(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Ar
     sums = [[float(sum(run.get(task, ()))) for task in tasks] for run in runs]
     counts = [[float(len(run.get(task, ()))) for task in tasks] for run in runs]
     return np.array(sums), np.array(counts)
-
-
-def _trimmed(values: Array) -> Array:
-    cut = values.shape[-1] // 4
-    return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)

@@ -35,7 +35,7 @@ from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
 from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from agentrl_cli.runs.best import VAL, played_checkpoint
+from agentrl_cli.runs.checkpoints import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.distributed import RankActors, RankGenerator, check_agreement
 from agentrl_cli.training.learner import Learner
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from agentrl_cli.rollout.collector import Collector
-    from agentrl_cli.runs.checkpoint_digest import Checkpoint
+    from agentrl_cli.runs.checkpoints import Checkpoint
     from agentrl_cli.runs.run import Run
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)

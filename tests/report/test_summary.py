@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentrl_cli.cli.train import start
 from agentrl_cli.core import files
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.core.terminal import echo_progress
 from agentrl_cli.report import summary
-from agentrl_cli.report.records import critic_metrics, read_records
+from agentrl_cli.report.records import read_records, shown_metrics
 from agentrl_cli.report.summary import comparison, final_table
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused
@@ -112,7 +113,7 @@ def test_newest_critique_is_shown_by_part(tmp_path: Path):
     assert found == {"run": "it", "step": 20, "figures": WELL, "weakness": None}
     earlier = agentrl("show", str(run.folder), "--ledger", "--step", "10", "--json").stdout
     assert json.loads(earlier)["figures"]["critique/faulty"] == 0.1
-    shown = critic_metrics(read_records([str(tmp_path)]))
+    shown = shown_metrics(read_records([str(tmp_path)]))["critic"]
     assert WELL.keys() - {"critique/turns"} <= set(shown)
     assert "critique/turns" not in shown
 
@@ -134,7 +135,7 @@ def test_newest_critique_is_shown_by_part(tmp_path: Path):
 )
 def test_first_weakness_is_found(changes: dict[str, float], weakness: str | None):
     assert summary.first_weakness(WELL | changes) == weakness
-    assert weakness is None or weakness in summary.WEAKNESSES
+    assert weakness is None or weakness in yaml.safe_load(summary.WEAKNESSES.read_text())
 
 
 def test_missing_critique_is_refused(tmp_path: Path):

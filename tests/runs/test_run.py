@@ -17,7 +17,7 @@ from agentrl_cli.cli.train import resume
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.find import find_run, list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
@@ -245,7 +245,7 @@ FOREIGN = ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}', "[" * 100
 def test_foreign_checkpoint_is_refused(tmp_path: Path, text: str):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError):
-        checkpoint_digest.read(tmp_path)
+        checkpoints.read(tmp_path)
 
 
 def test_logs_and_episodes_go_back_to_the_checkpoint(tmp_path: Path):

@@ -19,7 +19,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, U
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.build import build_parts, set_threads
@@ -103,7 +103,7 @@ def test_the_buffer_holds_every_episode_that_was_played(run: Run):
 
 
 def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
-    assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
+    assert [checkpoints.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
     names = {str(file.relative_to(run.latest_checkpoint())) for file in files}
