@@ -1,8 +1,6 @@
-"""Compare groups of runs: success with intervals, costs, and the settings that differ.
-
-Runs form a section if they share an environment and evaluation settings, and a group within it if
-they differ only in their seeds. Tables show shares in percent.
-"""
+"""Compare groups of runs: success with intervals, costs, and the settings that differ. Runs form a
+section if they share an environment and evaluation settings, and a group within it if they differ
+only in their seeds. Tables show shares in percent."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ import numpy as np
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError, require_fraction
-from agentrl_cli.core.statistics import Interval, pass_at_k, pass_hat_k
+from agentrl_cli.core.statistics import Interval
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import records, seeds
 from agentrl_cli.report.records import PHASES, Record, success_interval
@@ -26,7 +24,6 @@ from agentrl_cli.report.seeds import Noise, Outcomes
 from agentrl_cli.report.summary import DASH, Cells, share, table
 
 SMOOTHED_UPDATES = 5  # the mean success of this many updates is compared with the threshold
-PASS_K = (2, 4, 8)  # k of pass@k and pass^k, if tasks were played that often
 ALL_TASKS = ""  # the only task of a run for which only the mean outcome is known
 RunKey = tuple[int, int]  # the seed of a run, and its number among the runs with that seed
 
@@ -56,11 +53,8 @@ class Group:
         return [record.final_metrics[key] for record in self.finished.values()]
 
     def outcomes(self, *, base: bool = False) -> dict[RunKey, Outcomes]:
-        """Return the outcomes of each finished run by task, after training or before (`base`).
-
-        If the tasks of one final are unknown, all finals are given as means. Empty if a base is
-        unknown.
-        """
+        """Return the outcomes of each finished run by task, after training or before (`base`). If
+        the tasks of one final are unknown, all finals are means. Empty if a base is unknown."""
         known: dict[RunKey, Outcomes] = {}
         for key, run in self.finished.items():
             step = 0 if base else run.final_step or 0
@@ -89,12 +83,9 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of a group, with shares between 0 and 1.
-
-    `scores` are the final scores of all runs by seed, `intervals` those that each run logged,
-    `failed` is the share of failed episodes, which count as lost. `difference` compares with the
-    reference group.
-    """
+    """The results of a group. `scores` are the final success rates of its runs, `intervals` those
+    that each run logged, `failed` is the share of failed episodes, which count as lost.
+    `difference` compares with the reference group."""
 
     group: str
     seeds: list[int]
@@ -107,16 +98,12 @@ class Figures:
     efficiency: Efficiency | None
     cost: dict[str, float]
     failed: float
-    passes: dict[str, Interval]
 
 
 @dataclass
 class Section:
-    """Comparable runs, which share an environment and evaluation settings, and their results.
-
-    `rows` are the results of groups with finished runs, `reference` is the group that the others
-    are compared with.
-    """
+    """Comparable runs. `rows` are the results of groups with finished runs, `reference` is the
+    group that the others are compared with."""
 
     label: str
     groups: list[Group]
@@ -170,7 +157,12 @@ def gather(
         sections.append(Section(label, groups, split))
     reference = against and _reference(sections, against)
     for section in sections:
-        _compare(section, reference, threshold)
+        compared = [group for group in section.groups if group.finished]
+        base = next((group for group in compared if group.label == reference), None)
+        section.reference = base and base.label
+        limit = _halfway(compared, section.split) if threshold is None else threshold
+        section.rows = [_figures(group, base, limit) for group in compared]
+        section.noise = seeds.seed_noise([row.scores for row in section.rows])
     notes = [note for record in found for note in record.notes]
     if len(sections) > 1:
         names = "; ".join(section.label for section in sections)
@@ -212,17 +204,10 @@ def _reference(sections: Sequence[Section], ref: str) -> str:
     raise UserError(line, code="unknown-reference")
 
 
-def _compare(section: Section, reference: str | None, threshold: float | None) -> None:
-    groups = [group for group in section.groups if group.finished]
-    against = next((group for group in groups if group.label == reference), None)
-    section.reference = against and against.label
-    if threshold is None:
-        runs = [run for group in groups for run in group.finished.values()]
-        bases = [base for run in runs if (base := run.score(0, section.split)) is not None]
-        best = max((fmean(group.scores()) for group in groups), default=0.0)
-        threshold = (min(bases) + best) / 2 if bases else None
-    section.rows = [_figures(group, against, threshold) for group in groups]
-    section.noise = seeds.seed_noise([row.scores for row in section.rows])
+def _halfway(groups: Sequence[Group], split: str) -> float | None:
+    runs = [run for group in groups for run in group.finished.values()]
+    bases = [base for run in runs if (base := run.score(0, split)) is not None]
+    return (min(bases) + max(fmean(group.scores()) for group in groups)) / 2 if bases else None
 
 
 def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
@@ -230,14 +215,15 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
     final, base = group.outcomes(), group.outcomes(base=True)
     other = against.outcomes() if against and against is not group else {}
     failed = f"eval/{group.split}_failed"
-    logged = [records.evaluated_splits(run.final_metrics) for run in runs]
     return Figures(
         group=group.label,
         seeds=[seed for seed, _ in group.finished],
         scores=group.scores(),
         intervals=[
-            success_interval(run.final_metrics, group.split) if group.split in splits else None
-            for run, splits in zip(runs, logged, strict=True)
+            success_interval(run.final_metrics, group.split)
+            if f"eval/{group.split}_success_low" in run.final_metrics
+            else None
+            for run in runs
         ],
         base=seeds.crossed_bootstrap(list(base.values())) if base else None,
         final=seeds.crossed_bootstrap(list(final.values())),
@@ -246,22 +232,7 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
         efficiency=efficiency(runs, threshold) if threshold is not None else None,
         cost=mean_cost(runs),
         failed=fmean(run.final_metrics.get(failed, 0.0) for run in runs),
-        passes=passes(list(final.values())),
     )
-
-
-def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
-    """Return unbiased estimates of pass@k (one of k episodes succeeds) and pass^k (all k do)."""
-    if any(ALL_TASKS in run for run in runs):
-        return {}
-    fewest = min((len(values) for run in runs for values in run.values()), default=0)
-    intervals: dict[str, Interval] = {}
-    for k in (k for k in PASS_K if k <= fewest):
-        some = [{t: [pass_at_k(int(sum(r)), len(r), k)] for t, r in run.items()} for run in runs]
-        every = [{t: [pass_hat_k([v > 0 for v in r], k)] for t, r in run.items()} for run in runs]
-        intervals[f"pass@{k}"] = seeds.crossed_bootstrap(some)
-        intervals[f"pass^{k}"] = seeds.crossed_bootstrap(every)
-    return intervals
 
 
 def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
@@ -335,21 +306,9 @@ def costs(section: Section) -> Cells:
     return _cells(columns, section.rows)
 
 
-def passes_table(section: Section) -> Cells:
-    """Return the table of pass@k and pass^k; only its header if tasks were played once."""
-    names = {name for row in section.rows for name in row.passes}
-    columns: Columns = {"group": lambda row: row.group}
-    for name in sorted(names, key=lambda name: (name[:5], int(name[5:]))):  # by kind, then k
-        columns[name] = lambda row, name=name: interval(row.passes.get(name))
-    return _cells(columns, section.rows if names else [])
-
-
 def settings_table(section: Section) -> tuple[Cells, int]:
-    """Return the settings in which groups differ, with groups as columns.
-
-    The number counts settings that only one group has; they are left out if there are several
-    groups.
-    """
+    """Return the settings in which groups differ, with groups as columns, and the number of
+    settings that only one of several groups has, which are left out."""
     found = {g.label: records.group_settings(g.records[0]) for g in section.groups}
     keys = dict.fromkeys(key for settings in found.values() for key in settings)
     rows, of_one_group = [], 0
@@ -391,8 +350,6 @@ def render(report: Report, width: int | None = None) -> str:
             parts.append(safe(f"{found.label}: no run has finished"))
             continue
         parts += [*table(results(found), found.label, width), *map(safe, remarks(found))]
-        if len(chances := passes_table(found)) > 1:
-            parts += table(chances, "pass@k: one of k episodes succeeds; pass^k: all k do", width)
         parts += table(costs(found), "cost (means over finished runs)", width)
     return "\n".join(parts)
 

@@ -54,12 +54,9 @@ class EpisodeMatch:
 def find_episode(
     run: Run, ref: str | None, step: int | None, filters: Collection[str] = ()
 ) -> EpisodeMatch:
-    """Return the episode with an id that starts with `ref`, from the newest step.
-
-    Without `ref` an episode with notes of a critic is preferred. `filters` select won or lost
-    evaluated episodes, or those with another outcome than in the first evaluation. Raises UserError
-    if no episode matches.
-    """
+    """Return the episode with an id that starts with `ref`, from the newest step. Without `ref` an
+    episode with notes of a critic is preferred. `filters` select won or lost evaluated episodes, or
+    those with another outcome than before training. Raises UserError if no episode matches."""
     found = [file for file in run.episode_files() if step in (None, step_of(file))]
     if not found:
         when = "yet; wait for its first evaluation" if step is None else f"at step {step}"

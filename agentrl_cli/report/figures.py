@@ -93,11 +93,8 @@ def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
 
 
 def learning_curves(section: Section) -> list[Panel]:
-    """Return success against episodes, gradient steps and seconds.
-
-    The first row shows evaluations, the second one training episodes (mean of five updates).
-    Thick lines are means over seeds, bands their 95 % intervals, thin lines single runs.
-    """
+    """Return success against episodes, gradient steps and seconds: of evaluations in the first row,
+    of training episodes (mean of five updates) in the second one."""
     panels = []
     for evaluated in (True, False):
         name = f"{section.split}, evaluated" if evaluated else "train"

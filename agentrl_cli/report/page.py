@@ -1,9 +1,6 @@
-"""The HTML report: one file with tables, figures and episodes that needs nothing else.
-
-The Content-Security-Policy of the page allows images given as data, and its one style sheet and
-one script by their hashes, so nothing is fetched and no text of a model is executed. Jinja escapes
-all texts. The script only adds search, sorting and comparison side by side.
-"""
+"""The HTML report: one file with tables, figures and episodes that needs nothing else. Its
+Content-Security-Policy allows images given as data, and its style sheet and script by their hashes,
+so nothing is fetched and no text of a model is executed. Jinja escapes all texts."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ import base64
 import hashlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -29,7 +26,6 @@ from agentrl_cli.report.records import Record
 from agentrl_cli.report.summary import share
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
-from agentrl_cli.runs.find import is_run, list_runs
 from agentrl_cli.runs.run import step_of
 
 FOLDER, FILE = "report", "report.html"
@@ -47,17 +43,14 @@ def folder_for(refs: Sequence[str]) -> Path:
     """Return the default folder of a report: inside the only run or folder, else `report`."""
     if len(refs) != 1:
         return Path(FOLDER)
-    folder = Path(refs[0])
-    has_runs = folder.is_dir() and not is_run(folder) and bool(list_runs(folder))
-    return (folder if has_runs else records.find_runs(refs[0])[0].folder) / FOLDER
+    found = records.find_runs(refs[0])[0].folder
+    return (found.parent if found.parent == Path(refs[0]) else found) / FOLDER
 
 
 def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
-    """Write the page and its figures, and return the page.
-
-    `pages` adds a page per run with all episodes, `logprobs` also the log-prob of each token.
-    Raises UserError if the folder cannot be written or a tokenizer is missing.
-    """
+    """Write the page and its figures, and return the page. `pages` adds a page per run with all
+    episodes, `logprobs` also the log-prob of each token. Raises UserError if the folder cannot be
+    written or a tokenizer is missing."""
     all_records = [record for section in report.sections for record in section.records]
     for record, slug in zip(all_records, slugs([r.name for r in all_records]), strict=True):
         record.slug = slug
@@ -153,9 +146,8 @@ def section_view(section: Section, drawn: dict[str, str], count: int, pages: boo
             })  # fmt: skip
     return {
         "label": section.label, "results": compare.results(section),
-        "passes": compare.passes_table(section), "costs": compare.costs(section),
-        "remarks": compare.remarks(section), "settings": settings,
-        "of_one_group": of_one_group, "critics": critics, "runs": runs,
+        "costs": compare.costs(section), "remarks": compare.remarks(section),
+        "settings": settings, "of_one_group": of_one_group, "critics": critics, "runs": runs,
         "figures": {
             name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
             for name, svg in drawn.items()
@@ -173,11 +165,8 @@ def run_view(
     decode: Decode | None = None,
 ) -> View:
     """Return the part of a page that shows a run, with episodes of its last evaluation and those of
-    the last stored update that have credit.
-
-    `count` runs share the page; None shows all episodes. `settings` are those in which groups
-    differ. The view's `page` is the address of the run's own page, or empty.
-    """
+    the last stored update that have credit. `count` runs share the page; None shows all episodes.
+    `settings` are those in which groups differ. `pages`: each run also has its own page."""
     anchor, page = f"run-{record.slug}", f"pages/{record.slug}.html" if pages else ""
     view: View = {
         "record": record, "group": group, "anchor": anchor, "facts": _facts(record),
@@ -193,7 +182,7 @@ def run_view(
     entries = record.entries(file)
     before = {entry.id: entry for entry in record.entries(base_file)} if step else {}
     base = {name: entry.success for name, entry in before.items()}
-    examples = {e.id for e in choose_examples(entries, base, MAX_EPISODES if count else None)}
+    examples = choose_examples(entries, base, MAX_EPISODES if count else None)
     grid: dict[str, list[View]] = {}
     for number, entry in enumerate(entries):
         at = f"{anchor}-e{number}"
@@ -236,31 +225,25 @@ def run_view(
 
 def choose_examples(
     entries: list[EpisodeEntry], base: dict[str, bool], limit: int | None
-) -> list[EpisodeEntry]:
-    """Return episodes to show, in turn: newly won, newly lost, annotated, lost, won.
+) -> set[str]:
+    """Return the ids of episodes to show, in turn lost and won ones whose outcome differs from
+    `base`, the outcomes before training by id, and lost and won ones with an equal outcome."""
+    numbers: Counter[tuple[bool, bool]] = Counter()
 
-    `base` are the outcomes before training by id.
-    """
-    kinds = (
-        [e for e in entries if e.success and base.get(e.id) is False],
-        [e for e in entries if not e.success and base.get(e.id)],
-        [e for e in entries if e.annotated],
-        [e for e in entries if not e.success],
-        [e for e in entries if e.success],
-    )
-    in_turn = chain.from_iterable(zip_longest(*kinds))
-    return list({e.id: e for e in in_turn if e is not None}.values())[:limit]
+    def place(entry: EpisodeEntry) -> tuple[int, tuple[bool, bool]]:
+        kind = (not episode.has_changed(entry, base), entry.success)
+        numbers[kind] += 1
+        return numbers[kind], kind
+
+    return {entry.id for entry in sorted(entries, key=place)[:limit]}
 
 
 def episode_view(
     played: Episode, anchor: str, source: str, base: dict[str, bool], decode: Decode | None = None
 ) -> View:
-    """Return the part of a page that shows an episode.
-
-    `credited` names the kind of credit in its strip of turns, and `scale` is the largest absolute
-    advantage. `wrong` is the largest error of its critic. `before` is the same task before
-    training, if it ended differently.
-    """
+    """Return the part of a page that shows an episode. `credited` names the kind of credit in its
+    strip of turns, and `scale` is the largest absolute advantage. `wrong` is the largest error of
+    its critic. `before` is the same task before training, if it ended differently."""
     end = episode.known_end(played)
     turns: list[View] = [
         {

@@ -168,11 +168,8 @@ def shown_metrics(records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def read_records(refs: Iterable[str]) -> list[Record]:
-    """Return the runs with these names and those inside these folders, oldest first.
-
-    Of a run and its copies only the one with the most steps is kept. Raises UserError for a folder
-    without runs and for an unknown name.
-    """
+    """Return the runs with these names and those inside these folders, oldest first. Of a run and
+    its copies only the longest is kept. Raises UserError for unknown names and empty folders."""
     by_folder = {run.folder.resolve(): run for ref in refs for run in find_runs(ref)}
     kept: dict[str, Record] = {}
     for run in sorted(by_folder.values(), key=lambda run: run.meta["created"]):
@@ -226,11 +223,8 @@ def environment_settings(record: Record) -> Settings:
 
 
 def group_settings(record: Record) -> Settings:
-    """Return the settings that all seeds of one configuration share.
-
-    The run given by `init` is replaced by its own settings, so that each seed may start from a
-    run with the same seed.
-    """
+    """Return the settings that all seeds of one configuration share. The run given by `init` is
+    replaced by its own settings, so that each seed may start from a run with the same seed."""
     settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
     init, siblings = str(record.config.get("init")), record.run.folder.parent
     try:  # a sibling is found also if all runs were moved

@@ -38,11 +38,9 @@ class Noise:
 
 
 def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
-    """Return the mean success over runs and tasks, with both resampled.
-
-    This is the product bootstrap of Owen 2007 ("The pigeonhole bootstrap"). For one run it equals
-    `cluster_bootstrap`. Raises ValueError without values.
-    """
+    """Return the mean success over runs and tasks, with both resampled: the product bootstrap of
+    Owen 2007 ("The pigeonhole bootstrap"). For one run it equals `cluster_bootstrap`. Raises
+    ValueError without values."""
     tasks = list(dict.fromkeys(task for run in runs for task in run))
     return statistics.bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
 
@@ -50,11 +48,9 @@ def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
 ) -> Interval | None:
-    """Return the mean difference (ours - theirs) over the tasks that both sides played.
-
-    Runs are given by seed. Tasks are resampled together on both sides, and so are runs if both
-    sides have the same seeds. Returns None if no task is common.
-    """
+    """Return the mean difference (ours - theirs) over the tasks that both sides played, or None if
+    no task is common. Runs are given by seed. Tasks are resampled together on both sides, and so
+    are runs if both sides have the same seeds."""
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
@@ -73,10 +69,8 @@ def paired_difference(
 
 
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
-    """Return the noise between seeds from the scores of each configuration.
-
-    Returns None if no configuration has two scores.
-    """
+    """Return the noise between seeds from the scores of each configuration, or None if no
+    configuration has two scores."""
     several = [np.asarray(group, dtype=float) for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
     if not freedom:

@@ -26,10 +26,8 @@ Figures = dict[str, float]  # metrics by name
 
 
 def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
-    """Return the lines of a table, by default as wide as the terminal.
-
-    With a title, lines have styles in a terminal, and numbers are aligned to the right.
-    """
+    """Return the lines of a table, by default as wide as the terminal. With a title, lines have
+    styles in a terminal, and numbers are aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -68,10 +66,8 @@ def cell(value: Any) -> str:
 
 
 def run_row(run: Run) -> Row:
-    """Return the row of a run in `agentrl ls --json`.
-
-    Reward and success are the last logged values. `lost` counts unreadable lines of metrics.
-    """
+    """Return the row of a run in `agentrl ls --json`. Reward and success are the last logged
+    values. `lost` counts unreadable lines of metrics."""
     lines, unreadable = run.readable_metrics()
 
     def last(pattern: str) -> float | None:

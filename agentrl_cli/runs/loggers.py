@@ -106,22 +106,18 @@ class TrackerLogger(Fallible):
     tracker: Annotated[str, Field(description="Name of the tracker in Accelerate.")]
     options: Annotated[
         dict[str, Any],
-        Field(
-            description="Arguments of its class in accelerate.tracking; {run} is the run's name, "
-            "{folder} its folder."
-        ),
+        Field(description="Arguments of its class in Accelerate, with {run} and {folder}."),
     ]
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the tracker. Raises UserError if it is not installed or fails to open."""
         from omegaconf import OmegaConf
 
-        options: dict[str, Any] = {
-            key: value.replace("{run}", run.name).replace("{folder}", str(run.folder))
-            if isinstance(value, str)
-            else value
-            for key, value in self.options.items()
-        }
+        options = dict(self.options)
+        for key, value in options.items():
+            if isinstance(value, str):
+                filled = value.replace("{run}", run.name).replace("{folder}", str(run.folder))
+                options[key] = filled
         if self.tracker == "mlflow":  # a resumed run keeps the id from MLflow
             options["run_id"] = run.meta.get("mlflow_id")
         flat = files.flatten(OmegaConf.to_container(cfg, resolve=True))
@@ -147,13 +143,10 @@ class TrackerLogger(Fallible):
 
 @dataclass(kw_only=True)
 class WandbLogger(Fallible):
-    """Log metrics, the configuration and tables of episodes to Weights & Biases.
-
-    Tags are the chosen options, and the runs of a sweep form a group. The id is stored in
-    meta.json, so that a resumed run continues its page. If W&B does not respond within `timeout`
-    seconds at the start, the run is logged offline. Failures after that do not stop the run.
-    `writers` create the artifacts, each in a new folder.
-    """
+    """Log metrics, the configuration and tables of episodes to Weights & Biases. Tags are the
+    chosen options, and the runs of a sweep form a group. A resumed run continues its page. If W&B
+    does not respond within `timeout` seconds at the start, the run is logged offline; failures
+    after that do not stop it. `writers` create the artifacts, each in a new folder."""
 
     project: Annotated[str, Field(description="Project in W&B.")]
     entity: Annotated[str | None, Field(description="User or team. null: the default one.")]
@@ -198,26 +191,17 @@ class WandbLogger(Fallible):
 
         config: Any = OmegaConf.to_container(cfg, resolve=True)
         identity = run.meta["wandb_id"]
+        settings = wandb.Settings(
+            console="off", quiet=True, init_timeout=self.timeout, finish_timeout=self.timeout,
+            finish_timeout_raises=True,
+        )  # fmt: skip
         self.client = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            mode=mode,
-            name=run.name,
-            group=sweep_of(run),
-            job_type="train",
+            project=self.project, entity=self.entity, mode=mode, name=run.name,
+            group=sweep_of(run), job_type="train",
             tags=[str(cfg.choices[group]) for group in TAGS if cfg.choices.get(group)],
-            id=identity,
-            resume="allow" if identity else None,
-            dir=str(run.folder),
-            config=config,
-            settings=wandb.Settings(
-                console="off",
-                quiet=True,
-                init_timeout=self.timeout,
-                finish_timeout=self.timeout,
-                finish_timeout_raises=True,
-            ),
-        )
+            id=identity, resume="allow" if identity else None, dir=str(run.folder), config=config,
+            settings=settings,
+        )  # fmt: skip
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log with our own step, since a resumed run goes back."""

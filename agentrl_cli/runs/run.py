@@ -83,7 +83,10 @@ class Run:
         """Create the folder of a new run. Raises UserError if it exists or cannot be written."""
         from omegaconf import OmegaConf
 
-        folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
+        letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
+        what = f"{cfg.choices.env}-{cfg.choices.algo}-{cfg.choices.model}"
+        new_name = f"{datetime.now():%Y-%m-%d}_{what}_s{cfg.seed}_{letters}"
+        folder = Path(cfg.runs) / (cfg.name or new_name)
         if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
             line = f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -"
             raise UserError(line, code="invalid-name")
@@ -258,7 +261,8 @@ class Run:
         if not self.has_metrics:
             return [], 0
         rows, lost = files.read_jsonl_leniently(self.metrics_file)
-        kept = [row for row in rows if isinstance(row, dict) and _has_step(row)]
+        dicts = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        kept = [row for row in dicts if 0 <= row["step"] < 2**53]
         return [renamed_metrics(row) for row in kept], lost + len(rows) - len(kept)
 
     def is_evaluated(self, step: int) -> bool:
@@ -342,7 +346,11 @@ class Run:
         raise errors[0] if errors else UserError(line, code="no-checkpoint")
 
     def latest_checkpoint(self) -> Path:
-        return self.checkpoints()[-1]
+        """Return the newest checkpoint. Raises UserError if there is none."""
+        found = self.checkpoints()
+        if not found:
+            raise UserError(f"run '{self.name}' has no checkpoint", code="no-checkpoint")
+        return found[-1]
 
     def truncate_logs(self, checkpoint: Checkpoint) -> None:
         """Remove metrics and episodes that are later than the checkpoint."""
@@ -399,19 +407,8 @@ def is_folder_name(name: str) -> bool:
     return re.fullmatch(r"\w[\w.=,+-]*", name) is not None
 
 
-def _has_step(row: dict[str, Any]) -> bool:
-    step = row.get("step")
-    return isinstance(step, int) and 0 <= step < 2**53
-
-
 def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if re.fullmatch(r".*-\d+", path.stem, re.ASCII))
-
-
-def _new_name(cfg: DictConfig) -> str:
-    parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
-    letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
-    return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
 
 
 def facts() -> dict[str, Any]:

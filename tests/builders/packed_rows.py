@@ -6,31 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+import transformers as hf
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import DynamicCache, PreTrainedModel
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
@@ -51,18 +29,21 @@ GPT2 = {
 ALIKE = {key: value for key, value in USUAL.items() if "key_value" not in key}  # one head a query
 OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2, "dropout": 0.0}
 MIXTRAL = {**USUAL, "num_local_experts": 4, "sliding_window": None}
-QWEN3_MOE = {**USUAL, "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4}
+QWEN3_MOE = {
+    **USUAL, "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**USUAL)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**USUAL)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**USUAL, head_dim=8)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**USUAL, sliding_window=None)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**USUAL)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "opt": lambda: OPTForCausalLM(OPTConfig(**ALIKE, **OPT)),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**ALIKE)),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**MIXTRAL, num_experts_per_tok=2)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE, num_experts_per_tok=2)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**USUAL)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**USUAL)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**USUAL, head_dim=8)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**USUAL, sliding_window=None)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**USUAL)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
+    "opt": lambda: hf.OPTForCausalLM(hf.OPTConfig(**ALIKE, **OPT)),
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**ALIKE)),
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**MIXTRAL, num_experts_per_tok=2)),
+    "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**QWEN3_MOE)),
 }
 PROMPT = [80, 81, 82]
 LAYOUTS = ("visible_first", "interleaved")  # that train on any device
@@ -90,7 +71,6 @@ def model_of(family: str, layout: str = "visible_first", grad: str = "full") -> 
 
 
 def head_of(width: int = 32) -> ValueHead:
-    """A value head that is no longer zero."""
     head = ValueHead(width)
     with torch.no_grad():
         head.weight.copy_(torch.linspace(-1, 1, width))
@@ -105,12 +85,10 @@ class Row:
     prompt: list[int]
 
     def state(self, k: int) -> list[int]:
-        """The ids of s_k."""
         past = [i for observation, action in self.turns[:k] for i in observation + action]
         return past + (self.turns[k][0] if k < len(self.turns) else [])
 
     def sample(self) -> Sample:
-        """The row in reading order, its actions trained."""
         ids, mask, labels = [], [], []
         for k in range(len(self.turns) + 1):
             observation, action = self.turns[k] if k < len(self.turns) else ([], [])
@@ -120,7 +98,6 @@ class Row:
         return Sample(ids, mask, {"branch": [float(label) for label in labels]})
 
     def value_columns(self) -> list[int]:
-        """Where V_0 … V_n are read."""
         labels = self.sample().per_token["branch"]
         last = {int(label): column for column, label in enumerate(labels) if label}
         return [last[k] for k in sorted(last)]
@@ -181,7 +158,6 @@ def cached_values(
 
 
 def largest_gap(model: PreTrainedModel, head: nn.Module, rows: list[Row]) -> float:
-    """The largest difference between the packed pass and single passes."""
     with torch.no_grad():
         gaps = [
             (a - b).abs().max()

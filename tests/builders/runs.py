@@ -99,7 +99,6 @@ def folders(root: Path) -> Path:
 
 
 def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
-    """The overrides of a small run."""
     return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
 
 
@@ -115,13 +114,11 @@ def begun(
 
 
 def trained(root: Path, algo: str, name: str, *more: str) -> Run:
-    """A small run, done."""
     start(settings(root, algo, name, *more), config_dir=folders(root))
     return Run(root / name)
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """All that a run holds, without times."""
     last = run.latest_checkpoint()
     kept = {str(file.relative_to(last)): file for file in sorted(last.rglob("*.safetensors"))}
     buffer = run.folder / "buffer.jsonl"
@@ -149,17 +146,14 @@ def saved(run: Run) -> dict[str, dict[str, str]]:
 
 
 def digest(file: Path) -> str:
-    """16 hex digits of a file's bytes."""
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what it took."""
     return {name: value for name, value in row.items() if not name.startswith("time/")}
 
 
 def untimed(value: Any) -> Any:
-    """JSON values without the seconds of episodes."""
     if isinstance(value, dict):
         left_out = ("seconds", "env_seconds")
         return {key: untimed(item) for key, item in value.items() if key not in left_out}

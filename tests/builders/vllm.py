@@ -44,7 +44,6 @@ real = pytest.param(
 
 
 def lora_models(folder: Path | str, *, dtype: str = "float32") -> ModelSet:
-    """Policy, target and reference as adapters on the CPU."""
     return ModelSet(model_config(folder, dtype=dtype, lora=LORA), GENERATING, "cpu", 0)
 
 
@@ -56,7 +55,6 @@ def server_settings(**changes: Any) -> ServerSettings:
 
 
 def generator(models: ModelSet, *urls: str, **changes: Any) -> VLLMGenerator:
-    """A generator that samples from these servers; attempts are short."""
     usual: dict[str, Any] = {
         "requests": 8, "timeout": 60.0, "retries": 1, "max_logp_diff": 1e-3, "adapters": None,
         "server": server_settings(),
@@ -96,7 +94,6 @@ def vllm_run(url: str, folder: Path, root: Path, algo: str, *more: str) -> list[
 
 @contextmanager
 def real_settings() -> Iterator[ServerSettings]:
-    """How the real server is started here."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CPU.items():
             patch.setenv(name, value)

@@ -17,7 +17,6 @@ from tests.paths import CONF
 
 @cache
 def settings(name: str = "wiki") -> dict[str, Any]:
-    """The keys of conf/env/NAME.yaml."""
     file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "env" / f"{name}.yaml"))
     below = [settings(one) for one in file.get("defaults", []) if one != "_self_"]
     node = {key: value for key, value in file["env"].items() if key != "_target_"}
@@ -25,7 +24,6 @@ def settings(name: str = "wiki") -> dict[str, Any]:
 
 
 def wiki(name: str = "wiki", **changes: Any) -> Wiki:
-    """The environment as it is configured, but for these changes."""
     return Wiki(**{**settings(name), **changes})
 
 
@@ -45,7 +43,6 @@ def shown(env: Wiki, *actions: str) -> str:
 
 
 def expert_steps(env: Wiki, task: Task) -> list[tuple[str, Step]]:
-    """The expert's actions and what came of each."""
     env = begun(env, task)
     return [(action, env.step(action)) for action in env.expert(task)]
 
@@ -77,7 +74,6 @@ ROWS = [
 
 
 def write_folder(root: Path, pages: dict[str, Any] | None = None, rows: Any = ROWS) -> Path:
-    """A folder of pages, text or bytes, with questions."""
     for name, content in (PAGES if pages is None else pages).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         raw = content if isinstance(content, bytes) else content.encode()

@@ -15,7 +15,6 @@ from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer, Part
 
 
 def never(part: Part) -> bool:
-    """No part is lost."""
     return False
 
 

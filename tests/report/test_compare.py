@@ -28,7 +28,6 @@ from tests.builders.report import BASE, BETTER, break_lines, episodes, write_run
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Two algorithms, two seeds each."""
     for seed in (0, 1):
         write_run(tmp_path / f"grpo-{seed}", seed=seed, final=BASE)
         write_run(tmp_path / f"nlac-{seed}", algo="nlac", seed=seed)
@@ -54,9 +53,6 @@ def test_results_of_a_group_by_hand(two: Path):
     # by task the gains are 1/2, 1/2, 0, 1/2, the same in both seeds
     assert nlac.difference is not None and nlac.difference.mean == pytest.approx(3 / 8)
     assert rows["grpo"].difference is None
-    # of two episodes each: cat both, dog one, owl one, elk one
-    assert (nlac.passes["pass@2"].mean, nlac.passes["pass^2"].mean) == (1.0, 1 / 4)
-    assert nlac.passes["pass^2"].low == 0 and nlac.passes["pass^2"].high > 1 / 4
     grpo = rows["grpo"].cost
     assert grpo["episodes"] == 200 and grpo["tokens_played"] == 2000
     assert grpo["tokens_read"] == 1600 and grpo["seconds"] == pytest.approx(60)

@@ -24,7 +24,6 @@ def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
 
 
 def made(folder: Path, evaluations: dict[int, dict[str, bool]]) -> Run:
-    """A run with these outcomes at these steps."""
     (folder / "episodes").mkdir(parents=True)
     (folder / "meta.json").write_text(json.dumps({"created": "", "status": "done", "history": []}))
     run = Run(folder)
@@ -72,13 +71,13 @@ def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
         ids("won", "lost")
 
 
-def test_changed_needs_a_base(tmp_path: Path):
-    run = made(tmp_path / "it", {20: {"a-0": True}})
-    with pytest.raises(UserError, match=r"--changed .*eval\.baseline"):
-        find_episode(run, None, None, ["changed"])
-
-
 def test_nonsense_of_a_critic_is_shown():
     game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
     text = "\n".join(render(game, "here"))
     assert '{"x": 1}' in text and "unreadable" in text
+
+
+def test_changed_needs_a_base(tmp_path: Path):
+    run = made(tmp_path / "it", {20: {"a-0": True}})
+    with pytest.raises(UserError, match=r"--changed .*eval\.baseline"):
+        find_episode(run, None, None, ["changed"])

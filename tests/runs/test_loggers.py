@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from agentrl_cli.cli.export import export
 from agentrl_cli.config.compose import build, compose
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -26,6 +28,7 @@ from agentrl_cli.runs.loggers import (
 )
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
+from tests.builders.runs import begun
 
 
 class Gone:
@@ -100,8 +103,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
-def wandb_logger() -> WandbLogger:
-    return WandbLogger(project="test", entity=None, mode=None, rows=4, timeout=60)
+def wandb_logger(*artifacts: Any) -> WandbLogger:
+    return WandbLogger(
+        project="test", entity=None, mode=None, rows=4, timeout=60, artifacts=list(artifacts)
+    )
 
 
 @pytest.mark.wandb
@@ -208,14 +213,6 @@ def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(row.step, row.value) for row in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
 
 
-@pytest.mark.extras
-def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
-    run, cfg = new_run(tmp_path)
-    logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
-    with user_error("tracker-refused", "mlflow", "wrong"):
-        run.attach([logger], cfg)
-
-
 class LostServer:
     """A tracker whose server has gone."""
 
@@ -253,3 +250,65 @@ def test_missing_tracker_names_its_package(
     run, cfg = new_run(tmp_path)
     with user_error("missing-package", package):
         run.attach([TrackerLogger(tracker=tracker, options={})], cfg)
+
+
+@pytest.mark.extras
+def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
+    with user_error("tracker-refused", "mlflow", "wrong"):
+        run.attach([logger], cfg)
+
+
+# artifacts
+
+
+def kept_for_wandb(root: Path) -> list[bytes]:
+    files = (root / "wandb_data_dir").rglob("*")
+    return [file.read_bytes() for file in files if file.is_file()]
+
+
+def session_of(run: Run) -> bytes:
+    wandb.teardown()  # its service flushes files when it ends
+    (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
+    return stored.read_bytes()
+
+
+@pytest.mark.wandb
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
+def test_completed_run_uploads_model_and_report(tmp_path: Path):
+    asked = ["logger=wandb", "logger.artifacts=[model,report]"]
+    process = begun(tmp_path / "runs", "grpo", "it", *asked)
+    said = process.communicate()[1]
+    assert process.returncode == 0 and "does not get" not in said, said
+    run = Run(tmp_path / "runs" / "it")
+    noted, identity = session_of(run), run.meta["wandb_id"]
+    for word in (f"model-{identity}", f"report-{identity}", "latest", "step-4", "report.html"):
+        assert word.encode() in noted
+    export(str(run.folder), tmp_path / "exported")
+    kept = kept_for_wandb(tmp_path)
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() in kept
+    assert any(b"<title>" in text and b"1 configurations" in text for text in kept)
+    assert not list(run.folder.glob(".artifact-*"))
+
+
+@pytest.mark.wandb
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
+def test_an_artifact_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def on_a_full_disk(folder: Path) -> None:
+        raise OSError("No space left on device")
+
+    run, cfg = new_run(tmp_path)
+    tracker = wandb_logger("model")
+    tracker.writers = {"model": on_a_full_disk}
+    with run.track():
+        run.attach([tracker], cfg)
+        with run.checkpoint(1):
+            pass
+    assert run.is_done
+    line = "wandb does not get the model (No space left on device)"
+    assert line in capsys.readouterr().err.splitlines()
