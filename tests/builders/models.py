@@ -49,15 +49,10 @@ def model_config(
     system_role: Literal["system", "user"] = "system",
 ) -> ModelConfig:
     return ModelConfig(
-        path=str(folder),
-        weights=weights,
-        dtype=dtype,
-        attention=attention,
-        gradient_checkpointing=checkpointing,
-        lora=lora,
-        chat_template=chat_template,
+        path=str(folder), weights=weights, dtype=dtype, attention=attention,
+        gradient_checkpointing=checkpointing, lora=lora, chat_template=chat_template,
         system_role=system_role,
-    )
+    )  # fmt: skip
 
 
 def build(

@@ -76,12 +76,8 @@ def domain(name: str, folder: Path) -> Domain:
 
 def tau_env(name: str, folder: Path | None, **changes: Any) -> TauBench:
     settings: dict[str, Any] = {
-        "domain": name,
-        "data": str(folder) if folder else None,
-        "user": "scripted",
-        "actions": "call" if name == "mini" else "native",
-        "max_turns": 30,
-        "holdout": 0,
+        "domain": name, "data": str(folder) if folder else None, "user": "scripted",
+        "actions": "call" if name == "mini" else "native", "max_turns": 30, "holdout": 0,
         "llm": None,
-    }
+    }  # fmt: skip
     return TauBench(**{**settings, **changes})

@@ -58,18 +58,10 @@ def tiny_model(
         "mistral": (hf.MistralConfig, hf.MistralForCausalLM, {"sliding_window": 8}),
     }[kind]
     config = config_class(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // head,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        **more,
-    )
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width,
+        num_hidden_layers=layers, num_attention_heads=width // head, num_key_value_heads=1,
+        max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, **more,
+    )  # fmt: skip
     return model_class(config).eval()

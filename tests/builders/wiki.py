@@ -47,30 +47,10 @@ def expert_steps(env: Wiki, task: Task) -> list[tuple[str, Step]]:
     return [(action, env.step(action)) for action in env.expert(task)]
 
 
-HOME = """# Home
-
-Welcome to [the guide](sub/guide.md) and [[Rivers|all rivers]].
-See [a site](https://example.org), ![a map](map.png), [up](../../etc/passwd), [gone](no.md).
-"""
-GUIDE = """The guide is long.
-There are 42 apples in it.
-Back to [home](../index.md).
-"""
-PAGES = {
-    "index.md": HOME,
-    "sub/guide.md": GUIDE,
-    "Rivers.txt": "Rivers flow.\nSo it goes: [[Home]].\n",
-}
-ROWS = [
-    {"question": "How many apples?", "answer": ["42", "forty-two"], "evidence": [["guide", 2]]},
-    {
-        "question": "What do rivers do?",
-        "answer": "They flow.",
-        "split": "test",
-        "evidence": [["Rivers.txt", "rivers FLOW"]],
-    },
-    {"topic": "apples", "lines": [["sub/guide.md", 2]]},
-]
+DATA = json.loads((Path(__file__).parent / "wiki_data.json").read_text())
+PAGES: dict[str, Any] = DATA["PAGES"]
+ROWS: list[dict[str, Any]] = DATA["ROWS"]
+PARAGRAPHS, HOTPOT, TWO_WIKI = DATA["PARAGRAPHS"], DATA["HOTPOT"], DATA["TWO_WIKI"]
 
 
 def write_folder(root: Path, pages: dict[str, Any] | None = None, rows: Any = ROWS) -> Path:
@@ -81,30 +61,3 @@ def write_folder(root: Path, pages: dict[str, Any] | None = None, rows: Any = RO
     lines = rows if isinstance(rows, str) else "\n".join(map(json.dumps, rows))
     (root / "questions.jsonl").write_text(lines)
     return root
-
-
-ANNA = ["Anna lived in Grey Castle.", "She was tall."]
-PARAGRAPHS = [
-    ["Anna", ANNA],
-    ["Grey Castle", ["It is old.", " ", " The Velm flows by it."]],
-    ["Velm", ["Velm is a river."]],
-]
-HOTPOT = {
-    "_id": "5a",
-    "question": "Which river flows by the castle of Anna?",
-    "answer": "Velm",
-    "type": "bridge",
-    "level": "easy",
-    "context": PARAGRAPHS,
-    "supporting_facts": [["Anna", 0], ["Grey Castle", 2], ["Anna", 9]],
-}
-TWO_WIKI = {
-    "_id": "b1",
-    "question": "Is the Velm a river?",
-    "answer": "yes",
-    "type": "bridge_comparison",
-    "entity_ids": "Q1_Q2",
-    "evidences": [["Velm", "is", "river"]],
-    "context": {"title": ["Velm", "Anna"], "sentences": [["Velm is a river."], ["Another Anna."]]},
-    "supporting_facts": {"title": ["Velm"], "sent_id": [0]},
-}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import wandb
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from agentrl_cli.cli.export import export
 from agentrl_cli.config.compose import build, compose
@@ -22,13 +22,19 @@ from agentrl_cli.runs.loggers import (
     Console,
     TrackerLogger,
     WandbLogger,
-    step_line,
-    sweep_of,
     turn_rows,
 )
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
 from tests.builders.runs import begun
+from tests.runs import test_run
+from tests.runs.test_run import episode
+
+
+def new_run(root: Path) -> tuple[Run, DictConfig]:
+    cfg = test_run.settings(root)
+    cfg.steps = 20
+    return Run.create(cfg, command="agentrl train", overrides=[]), cfg
 
 
 class Gone:
@@ -53,30 +59,6 @@ def test_closed_terminal_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest
     console.log(1, {"reward/mean": 0.5})
     console.log(2, {"reward/mean": 0.5})
     assert len((run.folder / "log.txt").read_text().splitlines()) == 2
-
-
-def settings(root: Path) -> DictConfig:
-    choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
-    return OmegaConf.create(
-        {"runs": str(root), "name": None, "seed": 3, "steps": 20, "choices": choices}
-    )
-
-
-def new_run(root: Path) -> tuple[Run, DictConfig]:
-    cfg = settings(root)
-    return Run.create(cfg, command="agentrl train", overrides=[]), cfg
-
-
-def episode() -> Episode:
-    turn = Turn([Message("user", "hi")], "is it alive?", [1, 2], [3], [-0.5])
-    return Episode("e1", Task("cat", "train", {}), "g", 7, [turn])
-
-
-def test_step_line_shows_reward_loss_and_time():
-    metrics = {"reward/mean": 0.4321, "policy/loss": 0.5, "policy/entropy": 2, "time/rollout": 2.06}
-    assert step_line(3, 100, metrics) == (
-        "step   3/100  reward/mean 0.432  policy/loss 0.5  rollout 2.1s"
-    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -125,7 +107,7 @@ def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path)
     (file,) = run.folder.glob("wandb/offline-run-*/files/media/table/episodes/train*.json")
     table = json.loads(file.read_text())
     (row,) = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert (row["observation"], row["action"], row["turn"]) == ("user: hi", "is it alive?", 1)
+    assert (row["observation"], row["action"], row["turn"]) == ("user: hi", "ask", 1)
     for word in (b"twentyq", b"nlac", b"train"):
         assert word in content
 
@@ -138,13 +120,6 @@ def test_table_has_a_row_per_turn():
     assert [row[:6] for row in rows] == [[7, "e1", "cat", False, "done", n] for n in (1, 2)]
     assert rows[0][6:] == ["system: play\nuser: hi", "a", 0.0, None, None, None]
     assert rows[1][6:] == ["user: no", "b", 1.0, 0.5, -0.25, "it repeats"]
-
-
-def test_the_runs_of_a_sweep_are_one_group(tmp_path: Path):
-    run, _ = new_run(tmp_path / "grid")
-    assert sweep_of(run) is None
-    (tmp_path / "grid" / ".multirun").mkdir()
-    assert sweep_of(run) == "grid"
 
 
 @pytest.mark.wandb
