@@ -23,7 +23,7 @@ from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.rollout.play import abandoned_threads
-from agentrl_cli.runs import best
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.build import Parts
 from agentrl_cli.training.distributed import explained_loss
@@ -106,11 +106,11 @@ class Saver:
         the split `val`."""
         ranks = self.parts.ranks
         wins = bool(self.cfg.get("save_best")) and ranks.is_main
-        if ranks.any(wins and best.is_best(self.run, self.parts.step), "best"):
+        if ranks.any(wins and checkpoints.is_best(self.run, self.parts.step), "best"):
             self.save(planned=False)
             with ranks.together():
                 if ranks.is_main:
-                    best.keep(self.run, self.parts.step)
+                    checkpoints.keep_best(self.run, self.parts.step)
 
 
 def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:

@@ -66,6 +66,7 @@ def figures(env: str, control: str, runs: dict[int, Run]) -> dict[str, float]:
     before = {seed: record.outcomes(0) or {} for seed, record in records.items()}
     after = {seed: record.outcomes(record.last_step) or {} for seed, record in records.items()}
     change = paired_difference(after, before)
+    assert change is not None
     opened = [
         row["improvement_check/open"]
         for run in runs.values()

@@ -1,12 +1,9 @@
-"""Disks that refuse: for this process alone every change of a file in a folder fails, as root's do
-too, and in a process of its own a real file system that is small or only to be read."""
+"""Disks that refuse: in this process alone, every change of a file in a folder fails."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from stress.kills import CHANGES, changes_file
-from tests.paths import ROOT
 
 FREES = ("os.remove", "os.rmdir", "os.truncate")  # what a full disk lets one do
 
@@ -59,23 +55,3 @@ def refusing(folder: Path, code: int, room: int = 0) -> Iterator[Disk]:
         yield _disks[-1]
     finally:
         _disks.clear()
-
-
-def can_mount() -> bool:
-    """Whether a process may have mounts of its own here."""
-    tried = shutil.which("unshare") and subprocess.run(mounting("true"), capture_output=True)
-    return bool(tried) and tried.returncode == 0
-
-
-def mounting(script: str) -> list[str]:
-    """The command that runs a shell script whose mounts no other process sees."""
-    return ["unshare", "--user", "--map-root-user", "--mount", "bash", "-euc", script]
-
-
-def run_mounting(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script with its arguments; `agentrl` in it is this package's."""
-    agentrl = f'agentrl() {{ "{sys.executable}" -m agentrl_cli.cli "$@"; }}\n'
-    return subprocess.run(
-        [*mounting(agentrl + script), "bash", *map(str, arguments)],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip

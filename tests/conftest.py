@@ -24,13 +24,11 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of two layers as a Hugging Face folder."""
     return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def models(model_folder: Path) -> ModelSet:
-    """NLAC's models with random weights, for tests that change none."""
     return weights(nlac(), model_folder)
 
 

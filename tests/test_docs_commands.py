@@ -4,7 +4,7 @@ A command is a line `$ agentrl ...` (or pip, python, printf, transformers) in a 
 run in the order of the page, in one folder per page, so a page may show what it made; a page that
 installs something has an environment of its own. A block that opens with ```console small has small
 sizes behind its commands, one that opens with ```console no-run is left out (what needs an account,
-another machine, hours), and says why on pages of WHOLE. Of `$ make ...` only the target is checked.
+another machine, hours). Of `$ make ...` only the target is checked.
 docs/log/ and CHANGELOG.md are history: their commands and files are those of their day.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.page_commands import BLOCK, Command, commands, place_for
+from tests.builders.page_commands import commands, place_for
 from tests.paths import ROOT
 
 HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
@@ -23,44 +23,15 @@ PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {*HISTORY})
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:agentrl_cli|conf|docs|tests|tools)/[\w./]+)`")
 SECONDS = 1800
-WHOLE = [ROOT / "docs" / "extending.md", ROOT / "docs" / "real_models.md"]  # all of it runs
 
 
 def makes(text: str) -> set[str]:
-    """The targets of the `make` commands that a page prints."""
     return set(re.findall(r"^\$ make (\S+)", text, re.MULTILINE))
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that a host gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_commands_are_taken_from_console_blocks_only():
-    page = (
-        "$ agentrl not this\n```console\n$ agentrl ls\nout\n$ agentrl list \\\n  env\n```\n"
-        "```console no-run\n$ agentrl resume last\n```\n```bash\n$ agentrl show\n```\n"
-    )
-    found = commands(page + "```console small\n$ pip install x\n```\n")
-    assert [command.line.split() for command in found] == [
-        ["agentrl", "ls"], ["agentrl", "list", "env"], ["pip", "install", "x"],
-    ]  # fmt: skip
-    assert [command.is_small for command in found] == [False, False, True]
-
-
-def test_small_sizes_stand_behind_what_is_printed():
-    assert Command("agentrl calibrate a=b", True).small() == "agentrl calibrate a=b 'n=1'"
-    assert Command("agentrl calibrate a=b", False).small() == "agentrl calibrate a=b"
-    line = Command("agentrl train algo=nlac", True).small()
-    assert line.startswith("agentrl train algo=nlac '") and "'algo.min_parse_rate=0'" in line
-
-
-@pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
-def test_what_is_left_out_says_why(page: Path):
-    blocks = [match["info"] for match in BLOCK.finditer(page.read_text())]
-    unsaid = [info for info in blocks if "no-run" in info and "no-run: needs " not in info]
-    assert blocks and unsaid == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -61,12 +61,10 @@ def named(node: ast.AST) -> list[str]:
 
 
 def imports(file: Path) -> set[str]:
-    """Dotted names of all modules that the file imports, inside functions too."""
     return {name for node in ast.walk(ast.parse(file.read_text())) for name in named(node)}
 
 
 def rooms(names: set[str]) -> set[str]:
-    """The rooms of this package among the imported modules."""
     return {name.split(".")[1] for name in names if name.startswith("agentrl_cli.")}
 
 
@@ -97,27 +95,6 @@ def test_one_file_imports_ray():
     assert knowing == [PACKAGE / "rollout" / "actors.py"]
 
 
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other in a loop; none where there is no loop."""
-    left = set(graph)
-    while True:
-        needed = set().union(*(graph[name] for name in left))
-        inner = {name for name in left if name in needed and graph[name] & left}
-        if inner == left:
-            return sorted(left)
-        left = inner
-
-
-def test_no_import_cycle():
-    dotted = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in FILES}
-    modules = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
-    graph = {}
-    for name, file in modules.items():  # without imports in functions and for type checkers
-        loaded = {m for node in ast.parse(file.read_text()).body for m in named(node)}
-        graph[name] = loaded & modules.keys() - {name}
-    assert circle(graph) == []
-
-
 def test_no_text_is_evaluated_as_code():
     wild = {"eval", "exec", "compile", "__import__"}
     for file in FILES:
@@ -127,7 +104,6 @@ def test_no_text_is_evaluated_as_code():
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that a new process has loaded after `code`."""
     text = f"import sys, json\n{code}\nprint(json.dumps(sorted(sys.modules)))\n"
     command = [sys.executable, "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

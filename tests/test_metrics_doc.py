@@ -37,7 +37,6 @@ FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
 
 
 def documented() -> list[str]:
-    """The names in the first column of the tables, as regular expressions."""
     rows = re.findall(
         r"^\| `([^`]*/[^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
     )
@@ -102,7 +101,6 @@ def test_pages_name_only_documented_metrics():
 
 
 def keys(node: DictConfig, path: str = "") -> set[str]:
-    """The dotted names of all nodes and values."""
     found = {f"{path}{key}" for key in node}
     inner = {f"{path}{key}.": node._get_node(key) for key in node}
     return found.union(*(keys(n, p) for p, n in inner.items() if isinstance(n, DictConfig)))

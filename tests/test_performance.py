@@ -13,24 +13,20 @@ import pytest
 from agentrl_cli.core.types import Episode
 from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
-from bench.peers.environments import SIDES, PeerError, launch
-from bench.performance import FIGURES, Bench, worse
+from bench.performance import FIGURES, worse
 from tests.paths import ROOT
 
-ECHO = "from serve import serve; serve({'double': lambda seconds: {'seconds': 2 * seconds}})"
 PEERS = {name for name in FIGURES if "_vs_" in name}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the random model that the sides share."""
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, QUICK)
     return folder
 
 
 def ran(script: str, flag: str) -> subprocess.CompletedProcess[str]:
-    """A script of bench, which has done its work."""
     command = [sys.executable, f"bench/{script}", flag]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,28 +73,6 @@ def test_chunked_logprobs_are_equal_and_smaller(monkeypatch):
     reader = LogprobCase(vocabulary=5000, tokens=64, width=128)
     assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)
-
-
-def test_peer_answers_or_reports_its_error(tmp_path: Path):
-    command = ["env", f"PYTHONPATH={SIDES}", sys.executable, "-c", ECHO]
-    peer = launch("echo", command, tmp_path)
-    assert peer.ask("double", seconds=2) == {"seconds": 4}
-    with pytest.raises(PeerError, match="echo cannot treble: KeyError: 'treble'"):
-        peer.ask("treble")
-    assert not peer.is_alive
-    peer.close()
-
-
-def test_ratio_of_different_work_is_invalid(tmp_path: Path):
-    bench = Bench(tmp_path, repeats=1, quick=True)
-    sides = [
-        {"seconds": 4.0, "tokens": 8},
-        {"seconds": 2.0, "tokens": 8},
-        {"seconds": 2.0, "tokens": 4},
-    ]
-    assert bench.cost_ratio(lambda: sides[0], lambda: sides[1], "tokens") == 2
-    with pytest.raises(SystemExit, match="different work"):
-        bench.cost_ratio(lambda: sides[0], lambda: sides[2], "tokens")
 
 
 def test_worse_figures_are_listed():

@@ -58,7 +58,6 @@ def test_picture_shows_the_critic():
 
 
 def judged() -> Episode:
-    """Four turns with critiques, the last of which approves; won."""
     found = episode("cat", 0, 1)
     found.turns = [*(episode("cat", 0, 1).turns[0] for _ in range(3)), found.turns[1]]
     for turn in found.turns:

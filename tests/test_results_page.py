@@ -42,7 +42,6 @@ def test_every_record_is_on_a_page(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("env", results_page.ENVIRONMENTS)
 def test_each_configuration_has_its_row(env: str):
-    """Start, finals with intervals, gain and seconds, computed here once more."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in json.loads((RECORDS / f"{env}.json").read_text()):
         if row["split"] == "test":
@@ -62,6 +61,5 @@ def test_each_configuration_has_its_row(env: str):
 
 
 def numbers(line: str) -> list[float]:
-    """Return the numbers of a table row after its first cell."""
     cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
     return [float(found) for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cells)]

@@ -28,7 +28,6 @@ MEMORY = "hardware.memory_gib=79"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The override of a model of Qwen2.5-7B's shape."""
     return f"model.path={write_shape(tmp_path_factory.mktemp('hub'), 'Qwen2.5-7B')}"
 
 
@@ -56,7 +55,6 @@ def test_scripts_parse_and_are_named(script: Path):
 
 @pytest.fixture
 def port() -> Iterator[str]:
-    """One at which somebody listens, as Ray does once it has started."""
     with socket.create_server(("localhost", 0)) as listening:
         yield str(listening.getsockname()[1])
 

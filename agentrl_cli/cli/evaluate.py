@@ -85,7 +85,7 @@ def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -
 
     The record names the environment if it is not the run's own (`is_elsewhere`).
     """
-    from agentrl_cli.runs.best import played_checkpoint
+    from agentrl_cli.runs.checkpoints import played_checkpoint
     from agentrl_cli.training.build import build_parts
 
     parts = build_parts(cfg, None, learns=False, restored=True)

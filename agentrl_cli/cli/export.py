@@ -24,7 +24,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import dtype_of
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
-from agentrl_cli.runs.best import played_checkpoint
+from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 

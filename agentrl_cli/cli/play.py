@@ -19,7 +19,7 @@ from agentrl_cli.core.types import Episode, Message, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.check import answer, first_messages, opening
 from agentrl_cli.report.episode import labelled, render
-from agentrl_cli.runs.best import played_checkpoint
+from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 

@@ -25,7 +25,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
-from agentrl_cli.runs.best import kept_evaluation
+from agentrl_cli.runs.checkpoints import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 STORED = Path(__file__).parent / "reproduce.json"

@@ -25,8 +25,8 @@ from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import best, checkpoint_digest
-from agentrl_cli.runs.checkpoint_digest import Checkpoint
+from agentrl_cli.runs import checkpoints
+from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
@@ -79,7 +79,7 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         check_ranks(cfg, ranks)
         (folder, *_) = ranks.gather(checkpoint and str(checkpoint.folder), "checkpoint")
         with ranks.together():
-            checkpoint = checkpoint or checkpoint_digest.read(Path(folder))
+            checkpoint = checkpoint or checkpoints.read(Path(folder))
             run = run if ranks.is_main else NullRun(run.folder)
         parts = build_parts(cfg, run.folder, restored=True, ranks=ranks)
         with ranks.together():
@@ -90,7 +90,7 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         with interruptible(launched=ranks.size > 1) as interrupted:
             run.truncate_logs(checkpoint)
             if ranks.is_main:
-                best.forget_later(run, checkpoint.step)
+                checkpoints.forget_later(run, checkpoint.step)
             run.record_resume(cfg, checkpoint.step)
             echo_err(f"run {run.folder}, from step {checkpoint.step}")
             attach_loggers(run, cfg, parts)

@@ -16,7 +16,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
 from agentrl_cli.core.launch import is_first_process, require_single_process, validate_processes
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs.checkpoint_digest import Checkpoint
+from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 

@@ -1,9 +1,6 @@
-"""Compare groups of runs: success with intervals, costs, and the settings that differ.
-
-Runs form a section if they share an environment and evaluation settings, and a group within it if
-they differ only in their seeds. `agentrl report --json` prints the results of each section. Tables
-show shares in percent.
-"""
+"""Compare groups of runs: success with intervals, costs, and the settings that differ. Runs form a
+section if they share an environment and evaluation settings, and a group within it if they differ
+only in their seeds. Tables show shares in percent."""
 
 from __future__ import annotations
 
@@ -19,16 +16,14 @@ import numpy as np
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError, require_fraction
-from agentrl_cli.core.statistics import Interval, pass_at_k, pass_hat_k
+from agentrl_cli.core.statistics import Interval
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import records, seeds
-from agentrl_cli.report.records import PHASES, Record
+from agentrl_cli.report.records import PHASES, Record, success_interval
 from agentrl_cli.report.seeds import Noise, Outcomes
 from agentrl_cli.report.summary import DASH, Cells, share, table
 
 SMOOTHED_UPDATES = 5  # the mean success of this many updates is compared with the threshold
-PASS_K = (2, 4, 8)  # k of pass@k and pass^k, if tasks were played that often
-MIN_RUNS_FOR_IQM = 4  # with fewer runs it equals the mean
 ALL_TASKS = ""  # the only task of a run for which only the mean outcome is known
 RunKey = tuple[int, int]  # the seed of a run, and its number among the runs with that seed
 
@@ -58,11 +53,8 @@ class Group:
         return [record.final_metrics[key] for record in self.finished.values()]
 
     def outcomes(self, *, base: bool = False) -> dict[RunKey, Outcomes]:
-        """Return the outcomes of each finished run by task, after training or before (`base`).
-
-        If the tasks of one final are unknown, all finals are given as means. Empty if a base is
-        unknown.
-        """
+        """Return the outcomes of each finished run by task, after training or before (`base`). If
+        the tasks of one final are unknown, all finals are means. Empty if a base is unknown."""
         known: dict[RunKey, Outcomes] = {}
         for key, run in self.finished.items():
             step = 0 if base else run.final_step or 0
@@ -91,12 +83,9 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of a group, with shares between 0 and 1.
-
-    `scores` are the final scores of all runs by seed, `intervals` those that each run logged,
-    `failed` is the share of failed episodes, which count as lost. `difference` and `improvement`
-    compare with the reference group; `improvement` needs two runs on each side.
-    """
+    """The results of a group. `scores` are the final success rates of its runs, `intervals` those
+    that each run logged, `failed` is the share of failed episodes, which count as lost.
+    `difference` compares with the reference group."""
 
     group: str
     seeds: list[int]
@@ -105,22 +94,16 @@ class Figures:
     base: Interval | None
     final: Interval
     gain: Interval | None
-    iqm: Interval
     difference: Interval | None
-    improvement: Interval | None
     efficiency: Efficiency | None
     cost: dict[str, float]
     failed: float
-    passes: dict[str, Interval]
 
 
 @dataclass
 class Section:
-    """Comparable runs, which share an environment and evaluation settings, and their results.
-
-    `rows` are the results of groups with finished runs, `reference` is the group that the others
-    are compared with.
-    """
+    """Comparable runs. `rows` are the results of groups with finished runs, `reference` is the
+    group that the others are compared with."""
 
     label: str
     groups: list[Group]
@@ -131,7 +114,6 @@ class Section:
 
     @property
     def records(self) -> list[Record]:
-        """The runs of all groups."""
         return [record for group in self.groups for record in group.records]
 
 
@@ -158,34 +140,35 @@ class Report:
 def gather(
     refs: Sequence[str], against: str | None = None, threshold: float | None = None
 ) -> Report:
-    """Read and compare runs. Raises UserError for unknown runs and an invalid threshold."""
+    """Read and compare runs. `against` is the label of a group, the start of one, or a run.
+
+    The default threshold is halfway between the lowest base and the highest mean of a group.
+    Raises UserError for unknown runs and an invalid threshold.
+    """
     if threshold is not None:
         require_fraction(**{"--threshold": threshold})
     found = records.read_records(refs)
-    sections = sections_of(found)
-    reference = against and find_reference(sections, against)
-    for section in sections:
-        compare(section, reference, threshold)
-    notes = [note for record in found for note in record.notes]
-    if len(sections) > 1:
-        labels = "; ".join(section.label for section in sections)
-        line = "environments or evaluation settings, which are not comparable"
-        notes.insert(0, f"{len(sections)} {line}: {labels}")
-    return Report(sections, notes)
-
-
-def sections_of(records_: Sequence[Record]) -> list[Section]:
-    """Return the runs by section and group, each in the order of its first run."""
     sections = []
-    for label, members in _grouped(records_, records.environment_settings):
+    for label, members in _grouped(found, records.environment_settings):
         split = next((split for record in members for split in record.splits), "test")
         grouped = _grouped(members, records.group_settings)
-        labels = number_duplicates((label for label, _ in grouped), " ({})")
-        groups = [
-            Group(label, runs, split) for label, (_, runs) in zip(labels, grouped, strict=True)
-        ]
+        labels = number_duplicates((name for name, _ in grouped), " ({})")
+        groups = [Group(n, runs, split) for n, (_, runs) in zip(labels, grouped, strict=True)]
         sections.append(Section(label, groups, split))
-    return sections
+    reference = against and _reference(sections, against)
+    for section in sections:
+        compared = [group for group in section.groups if group.finished]
+        base = next((group for group in compared if group.label == reference), None)
+        section.reference = base and base.label
+        limit = _halfway(compared, section.split) if threshold is None else threshold
+        section.rows = [_figures(group, base, limit) for group in compared]
+        section.noise = seeds.seed_noise([row.scores for row in section.rows])
+    notes = [note for record in found for note in record.notes]
+    if len(sections) > 1:
+        names = "; ".join(section.label for section in sections)
+        line = "environments or evaluation settings, which are not comparable"
+        notes.insert(0, f"{len(sections)} {line}: {names}")
+    return Report(sections, notes)
 
 
 def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
@@ -197,8 +180,20 @@ def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
     return list(distinct)
 
 
-def find_reference(sections: Sequence[Section], ref: str) -> str:
-    """Return the label of the group with this label, prefix of a label, or run."""
+def _grouped(
+    runs: Iterable[Record], settings_of: Callable[[Record], records.Settings]
+) -> list[tuple[str, list[Record]]]:
+    """Return runs with equal settings together, under a label that tells the groups apart."""
+    groups: dict[str, tuple[records.Settings, list[Record]]] = {}
+    for run in runs:
+        settings = settings_of(run)
+        key = json.dumps(settings, sort_keys=True, default=str)
+        groups.setdefault(key, (settings, []))[1].append(run)
+    others = [settings for settings, _ in groups.values()]
+    return [(records.settings_label(own, others), members) for own, members in groups.values()]
+
+
+def _reference(sections: Sequence[Section], ref: str) -> str:
     groups = [group for section in sections for group in section.groups]
     labels = [group.label for group in groups]
     exact = [g.label for g in groups if ref in (g.label, *(record.name for record in g.records))]
@@ -209,52 +204,49 @@ def find_reference(sections: Sequence[Section], ref: str) -> str:
     raise UserError(line, code="unknown-reference")
 
 
-def compare(section: Section, reference: str | None, threshold: float | None) -> Section:
-    """Add the results of a section.
-
-    The default threshold is halfway between the lowest base and the highest mean of a group.
-    """
-    groups = [group for group in section.groups if group.finished]
-    against = next((group for group in groups if group.label == reference), None)
-    section.reference = against and against.label
-    if threshold is None:
-        runs = [run for group in groups for run in group.finished.values()]
-        bases = [base for run in runs if (base := run.score(0, section.split)) is not None]
-        best = max((fmean(group.scores()) for group in groups), default=0.0)
-        threshold = (min(bases) + best) / 2 if bases else None
-    section.rows = [_figures(group, against, threshold) for group in groups]
-    section.noise = seeds.seed_noise([row.scores for row in section.rows])
-    return section
+def _halfway(groups: Sequence[Group], split: str) -> float | None:
+    runs = [run for group in groups for run in group.finished.values()]
+    bases = [base for run in runs if (base := run.score(0, split)) is not None]
+    return (min(bases) + max(fmean(group.scores()) for group in groups)) / 2 if bases else None
 
 
-def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
-    """Return unbiased estimates of pass@k (one of k episodes succeeds) and pass^k (all k do)."""
-    if any(ALL_TASKS in run for run in runs):
-        return {}
-    fewest = min((len(values) for run in runs for values in run.values()), default=0)
-    intervals: dict[str, Interval] = {}
-    for k in (k for k in PASS_K if k <= fewest):
-        some = [{t: [pass_at_k(int(sum(r)), len(r), k)] for t, r in run.items()} for run in runs]
-        every = [{t: [pass_hat_k([v > 0 for v in r], k)] for t, r in run.items()} for run in runs]
-        intervals[f"pass@{k}"] = seeds.crossed_bootstrap(some)
-        intervals[f"pass^{k}"] = seeds.crossed_bootstrap(every)
-    return intervals
+def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
+    runs = list(group.finished.values())
+    final, base = group.outcomes(), group.outcomes(base=True)
+    other = against.outcomes() if against and against is not group else {}
+    failed = f"eval/{group.split}_failed"
+    return Figures(
+        group=group.label,
+        seeds=[seed for seed, _ in group.finished],
+        scores=group.scores(),
+        intervals=[
+            success_interval(run.final_metrics, group.split)
+            if f"eval/{group.split}_success_low" in run.final_metrics
+            else None
+            for run in runs
+        ],
+        base=seeds.crossed_bootstrap(list(base.values())) if base else None,
+        final=seeds.crossed_bootstrap(list(final.values())),
+        gain=seeds.paired_difference(final, base),
+        difference=seeds.paired_difference(final, other),
+        efficiency=efficiency(runs, threshold) if threshold is not None else None,
+        cost=mean_cost(runs),
+        failed=fmean(run.final_metrics.get(failed, 0.0) for run in runs),
+    )
 
 
 def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
     """Return the cost until the mean success of five updates reached the threshold."""
     played = [record for record in runs if "episodes/success" in record.columns]
-    if not played:
-        return None
     points: dict[str, list[float]] = {"episodes": [], "seconds": []}
-    first = SMOOTHED_UPDATES - 1
     for record in played:
         success = seeds.moving_average(list(record.column("episodes/success")), SMOOTHED_UPDATES)
-        at = next((n for n, value in enumerate(success) if n >= first and value >= threshold), None)
-        for axis, reached in points.items():
-            reached += [] if at is None else [float(record.axis(axis)[at])]
-    medians = [median(reached) if reached else None for reached in points.values()]
-    return Efficiency(threshold, len(points["episodes"]), len(played), *medians)
+        reached = np.flatnonzero(np.array(success[SMOOTHED_UPDATES - 1 :]) >= threshold)
+        if reached.size:
+            for axis, values in points.items():
+                values.append(float(record.axis(axis)[SMOOTHED_UPDATES - 1 + reached[0]]))
+    medians = [median(values) if values else None for values in points.values()]
+    return Efficiency(threshold, len(points["episodes"]), len(played), *medians) if played else None
 
 
 def mean_cost(runs: Sequence[Record]) -> dict[str, float]:
@@ -274,12 +266,12 @@ def mean_cost(runs: Sequence[Record]) -> dict[str, float]:
     return {name: fmean(cost[name] for cost in costs) for name in costs[0]}
 
 
-# tables
+# tables: the header of each column, and its cells
+Columns = dict[str, Callable[[Figures], str]]
 
 
 def results(section: Section) -> Cells:
     """Return the table of base, final and gain, with differences from the reference."""
-    rows, reference = section.rows, section.reference
     columns: Columns = {
         "group": lambda row: row.group,
         "seeds": lambda row: " ".join(map(str, row.seeds)),
@@ -288,20 +280,14 @@ def results(section: Section) -> Cells:
         "each seed": lambda row: " ".join(map(share, row.scores)),
         "gain [95 %]": lambda row: interval(row.gain, signed=True),
     }
-    if any(len(row.scores) >= MIN_RUNS_FOR_IQM for row in rows):
-        columns["IQM [95 %]"] = lambda row: interval(row.iqm)
-    if reference is not None:
-        columns[f"minus {reference} [95 %]"] = lambda row: interval(row.difference, signed=True)
-        columns[f"P(above {reference})"] = lambda row: interval(
-            row.improvement, form="{:.2f}".format
-        )
-    return _cells(columns, rows)
+    if section.reference is not None:
+        header = f"minus {section.reference} [95 %]"
+        columns[header] = lambda row: interval(row.difference, signed=True)
+    return _cells(columns, section.rows)
 
 
 def costs(section: Section) -> Cells:
     """Return the table of what a run cost, in total and until it reached the threshold."""
-    rows = section.rows
-    threshold = next((row.efficiency.threshold for row in rows if row.efficiency), None)
     columns: Columns = {
         "group": lambda row: row.group,
         "episodes": lambda row: whole(row.cost["episodes"]),
@@ -310,31 +296,19 @@ def costs(section: Section) -> Cells:
         "seconds": lambda row: whole(row.cost["seconds"]),
         "+ evaluation": lambda row: whole(row.cost["seconds_eval"]),
     }
-    if threshold is not None:
-        to = f"to {share(threshold)} %"
+    if known := next((row.efficiency for row in section.rows if row.efficiency), None):
+        to = f"to {share(known.threshold)} %"
         columns[f"episodes {to}"] = lambda row: whole(row.efficiency and row.efficiency.episodes)
         columns[f"seconds {to}"] = lambda row: whole(row.efficiency and row.efficiency.seconds)
         columns["reached by"] = lambda row: (
             f"{row.efficiency.reached} of {row.efficiency.runs}" if row.efficiency else DASH
         )
-    return _cells(columns, rows)
-
-
-def passes_table(section: Section) -> Cells:
-    """Return the table of pass@k and pass^k; only its header if tasks were played once."""
-    names = {name for row in section.rows for name in row.passes}
-    columns: Columns = {"group": lambda row: row.group}
-    for name in sorted(names, key=lambda name: (name[:5], int(name[5:]))):  # by kind, then k
-        columns[name] = lambda row, name=name: interval(row.passes.get(name))
-    return _cells(columns, section.rows if names else [])
+    return _cells(columns, section.rows)
 
 
 def settings_table(section: Section) -> tuple[Cells, int]:
-    """Return the settings in which groups differ, with groups as columns.
-
-    The number counts settings that only one group has; they are left out if there are several
-    groups.
-    """
+    """Return the settings in which groups differ, with groups as columns, and the number of
+    settings that only one of several groups has, which are left out."""
     found = {g.label: records.group_settings(g.records[0]) for g in section.groups}
     keys = dict.fromkeys(key for settings in found.values() for key in settings)
     rows, of_one_group = [], 0
@@ -375,10 +349,7 @@ def render(report: Report, width: int | None = None) -> str:
         if not found.rows:
             parts.append(safe(f"{found.label}: no run has finished"))
             continue
-        parts += table(results(found), found.label, width)
-        parts += map(safe, remarks(found))
-        if len(chances := passes_table(found)) > 1:
-            parts += table(chances, "pass@k: one of k episodes succeeds; pass^k: all k do", width)
+        parts += [*table(results(found), found.label, width), *map(safe, remarks(found))]
         parts += table(costs(found), "cost (means over finished runs)", width)
     return "\n".join(parts)
 
@@ -393,7 +364,7 @@ def markdown(report: Report) -> str:
         columns: Columns = {
             "algorithm": lambda row, usual=usual: row.group + _other_seeds(row.seeds, usual),
             "base, %": lambda row: share(row.base and row.base.mean),
-            f"final, %, seeds {_listed(usual)}": lambda row: ", ".join(
+            f"final, %, seeds {', '.join(map(str, usual))}": lambda row: ", ".join(
                 map(interval, row.intervals)
             ),
             "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
@@ -406,22 +377,17 @@ def markdown(report: Report) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def interval(
-    value: Interval | None, signed: bool = False, form: Callable[[float], str] | None = None
-) -> str:
-    """Return `40.8 [33.8, 47.8]`, or a dash. Numbers are in percent without `form`."""
+def interval(value: Interval | None, signed: bool = False) -> str:
+    """Return `40.8 [33.8, 47.8]` in percent, or a dash."""
     if value is None:
         return DASH
-    form = form or (lambda x: share(x, signed))
-    return f"{form(value.mean)} [{form(value.low)}, {form(value.high)}]"
+    mean, low, high = (share(end, signed) for end in (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]"
 
 
 def whole(value: float | None) -> str:
     """Return a rounded number with thousands separators, or a dash."""
     return DASH if value is None else f"{value:,.0f}"
-
-
-Columns = dict[str, Callable[[Figures], str]]  # the header of each column, and its cells
 
 
 def _cells(columns: Columns, rows: list[Figures]) -> Cells:
@@ -432,58 +398,6 @@ def _markdown_cell(text: str) -> str:
     return safe(text).replace("\n", " ").replace("|", "\\|")
 
 
-def _listed(seeds: list[int]) -> str:
-    return ", ".join(map(str, seeds))
-
-
 def _other_seeds(seeds: list[int], usual: list[int]) -> str:
-    return "" if seeds == usual else f" (seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)})"
-
-
-def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
-    runs = list(group.finished.values())
-    final, base, scores = group.outcomes(), group.outcomes(base=True), group.scores()
-    other = None if against is group else against
-    other_scores = other.scores() if other else []
-    has_spread = min(len(scores), len(other_scores)) > 1
-    failed = f"eval/{group.split}_failed"
-    return Figures(
-        group=group.label,
-        seeds=[seed for seed, _ in group.finished],
-        scores=scores,
-        intervals=[run.interval(group.split) for run in runs],
-        base=seeds.crossed_bootstrap(list(base.values())) if base else None,
-        final=seeds.crossed_bootstrap(list(final.values())),
-        gain=_paired_difference(final, base) if base else None,
-        iqm=seeds.iqm(scores),
-        difference=_paired_difference(final, other.outcomes()) if other else None,
-        improvement=seeds.probability_of_improvement(scores, other_scores) if has_spread else None,
-        efficiency=efficiency(runs, threshold) if threshold is not None else None,
-        cost=mean_cost(runs),
-        failed=fmean(run.final_metrics.get(failed, 0.0) for run in runs),
-        passes=passes(list(final.values())),
-    )
-
-
-def _paired_difference(
-    ours: dict[RunKey, Outcomes], theirs: dict[RunKey, Outcomes]
-) -> Interval | None:
-    try:
-        return seeds.paired_difference(ours, theirs)
-    except ValueError:  # no common task
-        return None
-
-
-def _grouped(
-    runs: Iterable[Record], settings_of: Callable[[Record], records.Settings]
-) -> list[tuple[str, list[Record]]]:
-    """Return runs with equal settings together, under a label that tells the groups apart."""
-    settings: dict[str, records.Settings] = {}
-    members: dict[str, list[Record]] = {}
-    for run in runs:
-        own = settings_of(run)
-        key = json.dumps(own, sort_keys=True, default=str)
-        settings.setdefault(key, own)
-        members.setdefault(key, []).append(run)
-    others = list(settings.values())
-    return [(records.settings_label(settings[key], others), members[key]) for key in settings]
+    plural = "s" if len(seeds) > 1 else ""
+    return "" if seeds == usual else f" (seed{plural} {', '.join(map(str, seeds))})"

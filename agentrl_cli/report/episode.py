@@ -1,8 +1,5 @@
-"""One episode, turn by turn: what the agent saw, did and earned, and the texts of its critic.
-
-`numbers` and `texts` hold all that is shown of a turn, in the terminal and in the HTML page. The
-second half compares critics with outcomes.
-"""
+"""Show one episode turn by turn, in the terminal and in the HTML page: observations, actions,
+rewards, and the texts of its critic. The second half compares critics with outcomes."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.files import is_number
+from agentrl_cli.core.files import count_lines, is_number
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record
@@ -56,20 +54,17 @@ class EpisodeMatch:
 def find_episode(
     run: Run, ref: str | None, step: int | None, filters: Collection[str] = ()
 ) -> EpisodeMatch:
-    """Return the episode with an id that starts with `ref`, from the newest step.
-
-    Without `ref` an episode with notes of a critic is preferred. `filters` select won or lost
-    episodes, or those with another outcome than in the first evaluation. Raises UserError if no
-    episode matches.
-    """
-    files = [file for file in run.episode_files() if step in (None, step_of(file))]
-    if not files:
+    """Return the episode with an id that starts with `ref`, from the newest step. Without `ref` an
+    episode with notes of a critic is preferred. `filters` select won or lost evaluated episodes, or
+    those with another outcome than before training. Raises UserError if no episode matches."""
+    found = [file for file in run.episode_files() if step in (None, step_of(file))]
+    if not found:
         when = "yet; wait for its first evaluation" if step is None else f"at step {step}"
         raise UserError(f"run '{run.name}' has no episodes {when}", code="no-episodes")
-    if ref is None and not filters:
-        files = [file for file in files if step_of(file) == step_of(files[-1])]
-    elif filters:
-        files = [file for file in files if file.name.startswith("eval-")]
+    if filters:
+        found = [file for file in found if file.name.startswith("eval-")]
+    elif ref is None:
+        found = [file for file in found if step_of(file) == step_of(found[-1])]
     base: dict[str, bool] = {}
     if "changed" in filters:
         first_file = run.folder / "episodes" / "eval-000000.jsonl"
@@ -77,19 +72,19 @@ def find_episode(
             line = f"run '{run.name}' has no evaluation before training; --changed needs a run"
             raise UserError(f"{line} with eval.baseline=true", code="no-base")
         base = {entry.id: entry.success for entry in episode_files.search(first_file)}
-
-    def fits(entry: EpisodeEntry) -> bool:
-        passes = {"won": entry.success, "lost": not entry.success}
-        passes["changed"] = has_changed(entry, base)
-        return all(passes[name] for name in filters)
-
     for needs_critic in (True, False) if ref is None else (False,):
-        for file in reversed(files):
-            entries = list(filter(fits, episode_files.search(file, ref or "")))
+        for file in reversed(found):
+            entries = [
+                entry
+                for entry in episode_files.search(file, ref or "")
+                if not ("won" in filters and not entry.success)
+                and not ("lost" in filters and entry.success)
+                and not ("changed" in filters and not has_changed(entry, base))
+            ]
             first = next((e for e in entries if e.annotated or not needs_critic), None)
             if first is not None:
                 episode = episode_files.read(file, first)
-                return EpisodeMatch(episode, file, entries, episode_files.count(file))
+                return EpisodeMatch(episode, file, entries, count_lines(file))
     query = " ".join([*(f"--{name}" for name in filters), *([f"'{ref}'"] if ref else [])])
     line = f"run '{run.name}' has no episode {query}; see {run.folder / 'episodes'}"
     raise UserError(line, code="no-episodes")
@@ -104,12 +99,12 @@ def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = Fa
     """Return the lines of an episode; `fold` summarises many forecasts of a turn."""
     lines, end = labelled(summary(episode, source), width), known_end(episode)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
-        text, indent = f"turn {number}  {head}", " " * 8
-        first = textwrap.wrap(
-            text, max(width, 24), subsequent_indent=indent, break_on_hyphens=False
-        )
-        lines += ["", *first, *labelled(texts(turn, end, fold=fold), width)]
+        shown = [f"{name} {value}".strip() for name, value in numbers(turn, return_)]
+        head = textwrap.wrap(
+            "  ".join([f"turn {number}", *shown]), max(width, 24),
+            subsequent_indent=" " * 8, break_on_hyphens=False,
+        )  # fmt: skip
+        lines += ["", *head, *labelled(texts(turn, end, fold=fold), width)]
     closing = [(message.role, message.content) for message in episode.final_observation]
     return [*lines, "", *labelled(closing, width)] if closing else lines
 
@@ -119,12 +114,12 @@ def labelled(facts: Facts, width: int = WIDTH) -> list[str]:
     lines: list[str] = []
     for label, text in facts:
         head = f"  {safe(label):<{LABEL_WIDTH}}"
-        indent = len(head) if width - len(head) >= 20 else 4
+        is_narrow = width - len(head) < 20
+        indent = 4 if is_narrow else len(head)
         room = max(width - indent, 10)
         parts = [p for line in safe(text).split("\n") for p in textwrap.wrap(line, room) or [""]]
         wrapped = [" " * indent + part for part in parts]
-        is_beside = indent == len(head)
-        lines += [head + parts[0], *wrapped[1:]] if is_beside else [head.rstrip(), *wrapped]
+        lines += [head.rstrip(), *wrapped] if is_narrow else [head + parts[0], *wrapped[1:]]
     return lines
 
 
@@ -176,12 +171,18 @@ def numbers(turn: Turn, return_: float) -> Facts:
 
 
 def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
-    """Return observation, action, notes of the environment, and texts of the critic."""
+    """Return observation, action, notes of the environment, and texts of the critic. The action is
+    replaced by its thoughts with their numbers if a critic judged each of them."""
     facts: Facts = []
     for message in turn.observation:
         facts.append((message.role, message.content))
         facts += [("calls", _text(call)) for call in message.tool_calls]
-    facts += _action(turn)
+    thoughts = [t for t in _listed(turn.info, "thoughts") if isinstance(t, dict) and "text" in t]
+    for thought in thoughts if len(thoughts) > 1 else []:
+        values = [f"{n} {thought[n]:+.3f}" for n in NUMBERS if is_number(thought.get(n))]
+        facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
+    if len(thoughts) <= 1:
+        facts.append(("action", turn.action))
     notes = {key: value for key, value in turn.info.items() if key not in NOT_FROM_ENVIRONMENT}
     for label, found in (("notes", notes), ("hidden", turn.info.get("privileged"))):
         if isinstance(found, dict) and found:
@@ -192,33 +193,25 @@ def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
     critic = turn.info.get("critic")
     if not isinstance(critic, dict):
         return facts
-    for key, label in (("forecasts", "forecast"), ("others", "other")):
-        facts += _forecasts(_listed(critic, key), label, fold)
-    ends = [stated_outcome(_text(text)) for text in _listed(critic, "forecasts")]
-    named = [end for end in ends if end is not None]
+    facts += _forecasts(_listed(critic, "forecasts"), "forecast", fold)
+    facts += _forecasts(_listed(critic, "others"), "other", fold)
+    named = _stated_outcomes(critic)
     if success is not None and named:
         right, end = sum(each == success for each in named), "won" if success else "lost"
         facts.append(("reality", f"{end}, as {right} of {len(named)} forecasts predicted"))
-    for prefix in ("", "refined_"):
-        if critic.get("refined") and prefix:
-            is_same = critic["refined"] == turn.action
-            facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
-        if critic.get(f"{prefix}critique") and (critic.get("refined") or not prefix):
-            optimal = critic.get(f"{prefix}verdict")
-            facts.append(("critique", _text(critic[f"{prefix}critique"])))
-            facts.append(("verdict", VERDICTS[optimal if isinstance(optimal, bool) else None]))
+    facts += _critique(critic, "")
+    if refined := critic.get("refined"):
+        facts.append(("refined", "unchanged" if refined == turn.action else _text(refined)))
+        facts += _critique(critic, "refined_")
     return facts
 
 
-def _action(turn: Turn) -> Facts:
-    """Return the action, or its thoughts with their numbers if a critic judged each of them."""
-    facts: Facts = []
-    for thought in _listed(turn.info, "thoughts"):
-        if isinstance(thought, dict) and "text" in thought:
-            known = [name for name in NUMBERS if is_number(thought.get(name))]
-            values = [f"{name} {thought[name]:+.3f}" for name in known]
-            facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
-    return facts if len(facts) > 1 else [("action", turn.action)]
+def _critique(critic: dict[str, Any], prefix: str) -> Facts:
+    if not (text := critic.get(f"{prefix}critique")):
+        return []
+    optimal = critic.get(f"{prefix}verdict")
+    verdict = VERDICTS[optimal if isinstance(optimal, bool) else None]
+    return [("critique", _text(text)), ("verdict", verdict)]
 
 
 def _forecasts(found: list[Any], label: str, fold: bool) -> Facts:
@@ -228,6 +221,12 @@ def _forecasts(found: list[Any], label: str, fold: bool) -> Facts:
         named = [f"{ends[end]} x {name}" for end, name in OUTCOMES.items() if ends[end]]
         return [(f"{label}s", ", ".join(named) + " (show their texts: --full)")]
     return [(label, f"{count} x {text}" if count > 1 else text) for text, count in counted]
+
+
+def _stated_outcomes(critic: dict[str, Any]) -> list[bool]:
+    """Return the outcomes of the forecasts that can be parsed."""
+    ends = [stated_outcome(_text(text)) for text in _listed(critic, "forecasts")]
+    return [end for end in ends if end is not None]
 
 
 def _listed(info: dict[str, Any], key: str) -> list[Any]:
@@ -245,8 +244,6 @@ def _text(value: Any) -> str:
 class Prediction(NamedTuple):
     """The success that a critic expected at a turn, its verdict if any, and the outcome."""
 
-    episode: str
-    turn: int
     expected: float
     optimal: bool | None
     won: bool
@@ -258,18 +255,12 @@ class Prediction(NamedTuple):
 
 
 def expected_success(turn: Turn) -> float | None:
-    """Return the success that a critic expected: the share of its forecasts, or its value.
-
-    Returns None without a readable forecast or value.
-    """
-    critic = turn.info.get("critic")
+    """Return the success that a critic expected: the share of its forecasts, or its value; None
+    without a readable forecast or value."""
+    critic, value = turn.info.get("critic"), turn.info.get("value")
     if isinstance(critic, dict):
-        ends = [
-            stated_outcome(text) for text in _listed(critic, "forecasts") if isinstance(text, str)
-        ]
-        named = [success for success in ends if success is not None]
-        return sum(named) / len(named) if named else None
-    value = turn.info.get("value")
+        named = _stated_outcomes(critic)
+        return fmean(named) if named else None
     return min(1.0, max(0.0, float(value))) if is_number(value) else None
 
 
@@ -284,21 +275,13 @@ def credit(turn: Turn) -> dict[str, float]:
 def predictions(episode: Episode) -> list[Prediction]:
     """Return the critic's expectation at each turn; none if the outcome is unknown."""
     found: list[Prediction] = []
-    for number, turn in enumerate(episode.turns if episode.stop == "done" else [], start=1):
+    for turn in episode.turns if episode.stop == "done" else []:
         expected, critic = expected_success(turn), turn.info.get("critic")
         if expected is not None:
             verdict = critic.get("verdict") if isinstance(critic, dict) else None
             optimal = verdict if isinstance(verdict, bool) else None
-            found.append(Prediction(episode.id, number, expected, optimal, episode.success))
+            found.append(Prediction(expected, optimal, episode.success))
     return found
-
-
-def most_wrong(predictions: list[Prediction], count: int) -> list[Prediction]:
-    """Return the turns with the largest errors, at most one per episode, the worst first."""
-    worst: dict[str, Prediction] = {}
-    for prediction in sorted(predictions, key=lambda prediction: -prediction.error):
-        worst.setdefault(prediction.episode, prediction)
-    return list(worst.values())[:count]
 
 
 def calibration(predictions: list[Prediction], count: int = 5) -> list[dict[str, float]]:
@@ -307,31 +290,29 @@ def calibration(predictions: list[Prediction], count: int = 5) -> list[dict[str,
     for number in range(count):
         inside = [p for p in predictions if min(count - 1, int(p.expected * count)) == number]
         if inside:
-            means = {"expected": fmean(p.expected for p in inside), "won": _win_rate(inside) or 0.0}
-            limits = {"low": number / count, "high": (number + 1) / count}
-            bins.append({**limits, "turns": len(inside), **means})
+            bins.append({
+                "low": number / count, "high": (number + 1) / count, "turns": len(inside),
+                "expected": fmean(p.expected for p in inside), "won": fmean(p.won for p in inside),
+            })  # fmt: skip
     return bins
 
 
 def verdicts(predictions: list[Prediction]) -> dict[str, float | None] | None:
     """Return turns with a verdict, the share called optimal, and success rates by verdict.
-
-    Returns None without verdicts.
-    """
-    optimal = [p for p in predictions if p.optimal is True]
-    other = [p for p in predictions if p.optimal is False]
-    turns = len(optimal) + len(other)
-    rates = {"won_if_optimal": _win_rate(optimal), "won_if_not": _win_rate(other)}
-    return {"turns": turns, "optimal": len(optimal) / turns, **rates} if turns else None
-
-
-def _win_rate(predictions: list[Prediction]) -> float | None:
-    return fmean(p.won for p in predictions) if predictions else None
+    Returns None without verdicts."""
+    optimal = [p.won for p in predictions if p.optimal is True]
+    other = [p.won for p in predictions if p.optimal is False]
+    if not (turns := len(optimal) + len(other)):
+        return None
+    return {
+        "turns": turns, "optimal": len(optimal) / turns,
+        "won_if_optimal": fmean(optimal) if optimal else None,
+        "won_if_not": fmean(other) if other else None,
+    }  # fmt: skip
 
 
 # tokens
 
-TOKENIZER = "tokenizer.json"
 SHADES = (0.9, 0.5, 0.1, 0.01)  # limits of probability between shades
 Token = tuple[str, float, int]  # text, log-prob, and shade from 0 (likely) to 4 (unlikely)
 Decode = Callable[[list[int]], str]
@@ -346,13 +327,11 @@ def decoder(record: Record) -> Decode:
     model = record.config.get("model") or {}
     path = str(model.get("path") if isinstance(model, dict) else model)
     embedded = Path(__file__).parent.parent / "models" / "tiny"
-    file: Any = (embedded if path == "tiny" else Path(path)) / TOKENIZER
+    file: Any = (embedded if path == "tiny" else Path(path)) / "tokenizer.json"
     if not file.is_file():
-        try:
-            file = try_to_load_from_cache(path, TOKENIZER)
-        except HFValidationError:  # not a valid model name
-            file = None
-    if not isinstance(file, str | Path):
+        with suppress(HFValidationError):  # not a valid model name
+            file = try_to_load_from_cache(path, file.name)
+    if not isinstance(file, str | Path) or not Path(file).is_file():
         remedy = "make the report on a machine that has the model, or without --logprobs"
         line = f"run '{record.name}': the tokenizer of its model was not found; {remedy}"
         raise UserError(line, code="no-tokenizer")

@@ -1,7 +1,4 @@
-"""Figures of a comparison, drawn by matplotlib: learning curves, final results, costs, metrics.
-
-SVG files keep their text as text, so that they are small and can be searched and read aloud.
-"""
+"""Figures of a comparison, drawn by matplotlib: learning curves, final results, costs, metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = ("episodes", "gradient steps", "seconds")
+STYLE = Path(__file__).parent / "figures.mplstyle"
 POINTS = 80  # of a mean of curves without common points
 MIN_RUNS_FOR_BAND = 3
 MAX_MARKERS = 12  # of a line; longer lines have none
@@ -32,15 +31,7 @@ CHARACTERS_PER_INCH = 12  # of a label
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#7A7A7A")
 DASHES = ("-", "--", "-.", ":")
 PHASE_COLOURS = ("#4C78A8", "#F2A65A", "#59A68F", "#B8B8B8")
-INK, GREY, PALE = "#22303c", "#8a949e", "#d9dee3"
-STYLE: Any = {
-    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
-    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.grid": True, "grid.color": PALE, "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "svg.hashsalt": "agentrl", "svg.fonttype": "none", "font.family": ["DejaVu Sans", "sans-serif"],
-    "lines.linewidth": 1.7, "axes.formatter.limits": (-4, 6), "axes.formatter.use_mathtext": True,
-}  # fmt: skip
+GREY = "#8a949e"
 
 
 @dataclass(frozen=True)
@@ -69,9 +60,7 @@ class Panel:
 
 def figures(section: Section, **metrics: Sequence[str]) -> dict[str, str]:
     """Return the figures of a section as SVG by name: finals, curves, costs, and each of `metrics`.
-
-    Figures without data are left out.
-    """
+    Figures without data are left out."""
     found = {"curves": svg(draw, learning_curves(section), len(AXES), (3.4, 2.5))}
     if section.rows:
         found["finals"] = svg(draw_finals, section)
@@ -87,10 +76,8 @@ def figures(section: Section, **metrics: Sequence[str]) -> dict[str, str]:
 
 
 def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
-    """Return a drawn figure as SVG; equal numbers give equal bytes. Empty if nothing is drawn.
-
-    Raises UserError without matplotlib.
-    """
+    """Return a drawn figure as SVG with text as text; equal numbers give equal bytes. Empty if
+    nothing is drawn. Raises UserError without matplotlib."""
     try:
         import matplotlib as mpl
         import matplotlib.figure
@@ -100,25 +87,22 @@ def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
     if arguments[0] == []:
         return ""
     buffer = io.StringIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(fname=STYLE):
         draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 
 def learning_curves(section: Section) -> list[Panel]:
-    """Return success against episodes, gradient steps and seconds.
-
-    The first row shows evaluations, the second one training episodes (mean of five updates).
-    Thick lines are means over seeds, bands their 95 % intervals, thin lines single runs.
-    """
+    """Return success against episodes, gradient steps and seconds: of evaluations in the first row,
+    of training episodes (mean of five updates) in the second one."""
     panels = []
-    for name, line_of in ((f"{section.split}, evaluated", _evaluated), ("train", _trained)):
+    for evaluated in (True, False):
+        name = f"{section.split}, evaluated" if evaluated else "train"
+        split = section.split if evaluated else None
         for axis in AXES:
-            curves = _curves(section, lambda record, a=axis, f=line_of: f(record, a, section.split))
             label = f"success ({name})" if axis == AXES[0] else ""
-            if curves:
-                points = line_of is _evaluated
-                panels.append(Panel("", curves, axis, label, has_points=points))
+            if curves := _curves(section, lambda record, a=axis, s=split: _success(record, a, s)):
+                panels.append(Panel("", curves, axis, label, has_points=evaluated))
     return panels
 
 
@@ -126,7 +110,8 @@ def draw(panels: Sequence[Panel], across: int, size: tuple[float, float]) -> Fig
     """Draw panels in rows; each label has one colour. `size` is that of a panel in inches."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
     down = math.ceil(len(panels) / across)
-    figure, axes = _figure(down, across, max(6.0, size[0] * across), size[1] * down + 0.5)
+    figure = _figure(max(6.0, size[0] * across), size[1] * down + 0.5)
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
     for axis, panel in zip(axes, panels, strict=False):
         for label, lines in panel.curves.items():
             _mean_line(axis, lines, label, labels.index(label), panel.has_points)
@@ -192,23 +177,18 @@ def _curves(section: Section, line_of: Callable[[Record], Line | None]) -> Curve
     return found if any(found.values()) else {}
 
 
-def _evaluated(record: Record, axis: str, split: str) -> Line | None:
-    """Return the success of each evaluation."""
+def _success(record: Record, axis: str, split: str | None) -> Line | None:
+    """Return the success of each evaluation of a split, or the smoothed one of training."""
+    if split is None:
+        if "episodes/success" not in record.columns:
+            return None
+        success = list(record.column("episodes/success"))
+        return Line(record.axis(axis), np.array(seeds.moving_average(success, SMOOTHED_UPDATES)))
     scores = {step: record.score(step, split) for step in sorted(record.evaluations)}
     known = {step: score for step, score in scores.items() if score is not None}
-    if not known:
-        return None
-    steps = np.concatenate([[0.0], record.steps])
-    xs = np.concatenate([[0.0], record.axis(axis)])
-    return Line(np.interp(list(known), steps, xs), np.array(list(known.values())))
-
-
-def _trained(record: Record, axis: str, split: str) -> Line | None:
-    """Return the smoothed success of training episodes."""
-    if "episodes/success" not in record.columns:
-        return None
-    success = list(record.column("episodes/success"))
-    return Line(record.axis(axis), np.array(seeds.moving_average(success, SMOOTHED_UPDATES)))
+    steps, xs = (np.concatenate([[0.0], points]) for points in (record.steps, record.axis(axis)))
+    line = Line(np.interp(list(known), steps, xs), np.array(list(known.values())))
+    return line if known else None
 
 
 def _metric(record: Record, name: str) -> Line | None:
@@ -242,17 +222,16 @@ def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, has_point
         axis.plot(line.xs, line.ys, form, color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
 
 
-def _figure(down: int, across: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(down, across, squeeze=False).flat)
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _bars(labels: list[str], height: float) -> tuple[Figure, Axes]:
     """Return an empty figure with a row for each label."""
-    width = min(14.0, 6.6 + max(map(len, labels)) / CHARACTERS_PER_INCH)
-    figure, (axis,) = _figure(1, 1, width, height)
+    figure = _figure(min(14.0, 6.6 + max(map(len, labels)) / CHARACTERS_PER_INCH), height)
+    axis = figure.subplots()
     axis.set_yticks(range(len(labels)), [_plain(label) for label in reversed(labels)])
     axis.grid(axis="y", visible=False)
     return figure, axis

@@ -1,9 +1,6 @@
-"""The HTML report: one file with tables, figures and episodes that needs nothing else.
-
-The Content-Security-Policy of the page allows images given as data, and its one style sheet and
-one script by their hashes, so nothing is fetched and no text of a model is executed. Jinja escapes
-all texts. The script only adds search, sorting and comparison side by side.
-"""
+"""The HTML report: one file with tables, figures and episodes that needs nothing else. Its
+Content-Security-Policy allows images given as data, and its style sheet and script by their hashes,
+so nothing is fetched and no text of a model is executed. Jinja escapes all texts."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ import base64
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -30,28 +26,16 @@ from agentrl_cli.report.records import Record
 from agentrl_cli.report.summary import share
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
-from agentrl_cli.runs.find import is_run, list_runs
 from agentrl_cli.runs.run import step_of
 
 FOLDER, FILE = "report", "report.html"
 FIGURES = ("finals", "curves", "costs", "training", "critic")  # of a section
 MAX_CHARACTERS = 2_400_000  # of all episodes in the page
 MAX_OUTCOMES = 12_000  # in the page
+MAX_EPISODES, MAX_TRAINED = 6, 2  # of a run in the page
+MAX_TRAINED_ALONE = 64  # in a page of one run, which shows all evaluated episodes
 MAX_SLUG = 120  # characters
-WORST_TURNS = 8
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much of a run a page shows; a page of one run shows everything."""
-
-    episodes: int = sys.maxsize
-    characters: int = sys.maxsize  # of these episodes
-    outcomes: int = sys.maxsize  # in the grid
-    trained: int = 64  # training episodes of the last stored update
-
-
 View = dict[str, Any]  # values that the template shows
 
 
@@ -59,39 +43,37 @@ def folder_for(refs: Sequence[str]) -> Path:
     """Return the default folder of a report: inside the only run or folder, else `report`."""
     if len(refs) != 1:
         return Path(FOLDER)
-    folder = Path(refs[0])
-    has_runs = folder.is_dir() and not is_run(folder) and bool(list_runs(folder))
-    return (folder if has_runs else records.find_runs(refs[0])[0].folder) / FOLDER
+    found = records.find_runs(refs[0])[0].folder
+    return (found.parent if found.parent == Path(refs[0]) else found) / FOLDER
 
 
 def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
-    """Write the page and its figures, and return the page.
-
-    `pages` adds a page per run with all episodes, `logprobs` also the log-prob of each token.
-    Raises UserError if the folder cannot be written or a tokenizer is missing.
-    """
-    sections: list[View] = []
-    pages = pages or logprobs
+    """Write the page and its figures, and return the page. `pages` adds a page per run with all
+    episodes, `logprobs` also the log-prob of each token. Raises UserError if the folder cannot be
+    written or a tokenizer is missing."""
+    all_records = [record for section in report.sections for record in section.records]
+    for record, slug in zip(all_records, slugs([r.name for r in all_records]), strict=True):
+        record.slug = slug
     with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
-        all_records = [record for section in report.sections for record in section.records]
-        named = zip(all_records, slugs([record.name for record in all_records]), strict=True)
-        for record, slug in named:
-            record.slug = slug
+        sections: list[View] = []
         for number, section in enumerate(report.sections, start=1):
-            limit = MAX_CHARACTERS // len(report.sections)
-            drawn = _write_figures(section, folder, number)
-            sections.append(section_view(section, drawn, limit, pages))
-        groups = sum(len(section.groups) for section in report.sections)
-        title = f"{len(all_records)} runs, {groups} configurations"
+            drawn = figures.figures(section, **records.shown_metrics(section.records))
+            for name in FIGURES:
+                file = folder / f"{name}-{number}.svg"
+                file.unlink(missing_ok=True)  # of an earlier report
+                if name in drawn:
+                    files.replace_text(file, drawn[name])
+            sections.append(section_view(section, drawn, len(all_records), pages or logprobs))
+        groups = [group for section in report.sections for group in section.groups]
+        title = f"{len(all_records)} runs, {len(groups)} configurations"
         files.replace_text(folder / FILE, render_page(sections, report.notes, [], title))
-        for section in report.sections if pages else []:
-            for group in section.groups:
-                for record in group.records:
-                    decode = episode.decoder(record) if logprobs else None
-                    if text := run_page(record, group.label, decode):
-                        (folder / "pages").mkdir(exist_ok=True)
-                        files.replace_text(folder / "pages" / f"{record.slug}.html", text)
+        for group in groups if pages or logprobs else []:
+            for record in group.records:
+                decode = episode.decoder(record) if logprobs else None
+                if text := run_page(record, group.label, decode):
+                    (folder / "pages").mkdir(exist_ok=True)
+                    files.replace_text(folder / "pages" / f"{record.slug}.html", text)
     return folder / FILE
 
 
@@ -119,7 +101,7 @@ def slugs(names: Sequence[str]) -> list[str]:
 
 def run_page(record: Record, group: str, decode: Decode | None = None) -> str | None:
     """Return a page with all episodes of a run's last evaluation; None if there are none."""
-    view = run_view(record, group, Limits(), decode=decode)
+    view = run_view(record, group, decode=decode)
     return render_page([], [], [view], record.name) if view["total"] else None
 
 
@@ -132,15 +114,14 @@ def render_page(
     except ImportError:
         line = "reports need jinja2; run pip install 'agentrl-cli[report]'"
         raise UserError(line, code="missing-package") from None
-    style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
     loader = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return loader.get_template("page.html.jinja").render(
-        sections=sections, notes=notes, runs=runs, title=title, style=style, script=script,
-        digest=digest, share=share, version=__version__,
-        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        sections=sections, notes=notes, runs=runs, title=title, digest=digest, share=share,
+        style=(HERE / "page.css").read_text(), script=(HERE / "page.js").read_text(),
+        version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
 
 
@@ -149,29 +130,24 @@ def digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def section_view(section: Section, drawn: dict[str, str], characters: int, pages: bool) -> View:
-    """Return what the page shows of a section, with about `characters` of its episodes."""
-    count = max(1, len(section.records))
-    limits = Limits(6, characters // count, MAX_OUTCOMES // count, 2)
+def section_view(section: Section, drawn: dict[str, str], count: int, pages: bool) -> View:
+    """Return the part of the page that shows a section of a report with `count` runs."""
     settings, of_one_group = compare.settings_table(section)
     runs: list[View] = []
     critics: list[View] = []
     for column, group in enumerate(section.groups, start=1):
         own = [(row[0], row[column]) for row in settings[1:] if row[column] != compare.DASH]
-        views = [run_view(record, group.label, limits, pages, own) for record in group.records]
+        views = [run_view(record, group.label, count, pages, own) for record in group.records]
         runs += views
         if predictions := [prediction for view in views for prediction in view["predictions"]]:
-            worst = sorted(chain(*map(_worst_turns, views)), key=lambda turn: -turn["error"])
             critics.append({
                 "group": group.label, "turns": len(predictions),
-                "bins": episode.calibration(predictions),
-                "verdicts": episode.verdicts(predictions), "worst": worst[:WORST_TURNS],
+                "bins": episode.calibration(predictions), "verdicts": episode.verdicts(predictions),
             })  # fmt: skip
     return {
         "label": section.label, "results": compare.results(section),
-        "passes": compare.passes_table(section), "costs": compare.costs(section),
-        "remarks": compare.remarks(section), "settings": settings,
-        "of_one_group": of_one_group, "critics": critics, "runs": runs,
+        "costs": compare.costs(section), "remarks": compare.remarks(section),
+        "settings": settings, "of_one_group": of_one_group, "critics": critics, "runs": runs,
         "figures": {
             name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
             for name, svg in drawn.items()
@@ -183,57 +159,91 @@ def section_view(section: Section, drawn: dict[str, str], characters: int, pages
 def run_view(
     record: Record,
     group: str,
-    limits: Limits,
+    count: int | None = None,
     pages: bool = False,
     settings: Facts | None = None,
     decode: Decode | None = None,
 ) -> View:
-    """Return what a page shows of a run, with episodes of its last evaluation.
-
-    `page` is the address of its own page, or empty. `settings` are those in which groups differ.
-    """
+    """Return the part of a page that shows a run, with episodes of its last evaluation and those of
+    the last stored update that have credit. `count` runs share the page; None shows all episodes.
+    `settings` are those in which groups differ. `pages`: each run also has its own page."""
+    anchor, page = f"run-{record.slug}", f"pages/{record.slug}.html" if pages else ""
     view: View = {
-        "record": record, "group": group, "anchor": f"run-{record.slug}",
-        "facts": list(_facts(record)), "settings": settings or [],
-        "page": f"pages/{record.slug}.html" if pages else "",
-        "grid": {}, "tasks_left_out": 0, "episodes": [], "total": 0, "predictions": [],
-        "trained": [], "trained_step": 0,
+        "record": record, "group": group, "anchor": anchor, "facts": _facts(record),
+        "settings": settings or [], "page": page, "grid": {}, "tasks_left_out": 0,
+        "episodes": [], "total": 0, "predictions": [], "trained": [], "trained_step": 0,
     }  # fmt: skip
     kept = [step for step in record.evaluations if record.entries(record.episode_file(step))]
-    step = record.final_step if record.final_step in kept else max(kept, default=None)
-    if step is not None:
-        room = _add_evaluated(view, step, limits, decode)
-        _add_trained(view, limits.trained, room, decode)
+    if not kept:
+        return view
+    room = MAX_CHARACTERS // count if count else sys.maxsize
+    step = record.final_step if record.final_step in kept else max(kept)
+    file, base_file = record.episode_file(step), record.episode_file(0)
+    entries = record.entries(file)
+    before = {entry.id: entry for entry in record.entries(base_file)} if step else {}
+    base = {name: entry.success for name, entry in before.items()}
+    examples = choose_examples(entries, base, MAX_EPISODES if count else None)
+    grid: dict[str, list[View]] = {}
+    for number, entry in enumerate(entries):
+        at = f"{anchor}-e{number}"
+        outcome = {"id": entry.id, "won": entry.success, "link": f"{page}#{at}" if page else ""}
+        outcome["changed"] = episode.has_changed(entry, base)
+        grid.setdefault(entry.task, []).append(outcome)
+        if entry.id not in examples and not entry.annotated:
+            continue
+        played = episode_files.read(file, entry)
+        predictions = episode.predictions(played)
+        view["predictions"] += predictions
+        if entry.id not in examples:
+            continue
+        shown = episode_view(played, at, record.name, base, decode)
+        shown["wrong"] = max((p.error for p in predictions), default=None)
+        if shown["changed"]:
+            earlier = episode_files.read(base_file, before[entry.id])
+            shown["before"] = episode_view(earlier, f"{at}-b", record.name, {}, decode)
+        if (size := len(str(shown))) <= room:
+            view["episodes"].append(shown)
+            outcome["link"] = f"#{at}"
+            room -= size
+    outcomes = MAX_OUTCOMES // count if count else sys.maxsize
+    for task, row in grid.items():
+        if len(row) <= outcomes:
+            view["grid"][task] = row
+            outcomes -= len(row)
+    view["total"], view["tasks_left_out"] = len(entries), len(grid) - len(view["grid"])
+    for file in record.run.episode_files("train")[-1:]:
+        view["trained_step"] = step_of(file)
+        few = record.entries(file)[: MAX_TRAINED if count else MAX_TRAINED_ALONE]
+        for number, entry in enumerate(few):
+            played = episode_files.read(file, entry)
+            shown = episode_view(played, f"{anchor}-u{number}", record.name, {}, decode)
+            if shown["credited"] and (size := len(str(shown))) <= room:
+                view["trained"].append(shown)
+                room -= size
     return view
 
 
 def choose_examples(
-    entries: list[EpisodeEntry], base: dict[str, bool], limit: int
-) -> list[EpisodeEntry]:
-    """Return episodes to show, in turn: newly won, newly lost, annotated, lost, won.
+    entries: list[EpisodeEntry], base: dict[str, bool], limit: int | None
+) -> set[str]:
+    """Return the ids of episodes to show, in turn lost and won ones whose outcome differs from
+    `base`, the outcomes before training by id, and lost and won ones with an equal outcome."""
+    numbers: Counter[tuple[bool, bool]] = Counter()
 
-    `base` are the outcomes before training by id.
-    """
-    kinds = (
-        [e for e in entries if e.success and base.get(e.id) is False],
-        [e for e in entries if not e.success and base.get(e.id)],
-        [e for e in entries if e.annotated],
-        [e for e in entries if not e.success],
-        [e for e in entries if e.success],
-    )
-    in_turn = chain.from_iterable(zip_longest(*kinds))
-    return list({e.id: e for e in in_turn if e is not None}.values())[:limit]
+    def place(entry: EpisodeEntry) -> tuple[int, tuple[bool, bool]]:
+        kind = (not episode.has_changed(entry, base), entry.success)
+        numbers[kind] += 1
+        return numbers[kind], kind
+
+    return {entry.id for entry in sorted(entries, key=place)[:limit]}
 
 
 def episode_view(
     played: Episode, anchor: str, source: str, base: dict[str, bool], decode: Decode | None = None
 ) -> View:
-    """Return what a page shows of an episode.
-
-    `credited` names the kind of credit in its strip of turns, and `scale` is the largest absolute
-    advantage. `wrong` is the largest error of its critic. `before` is the same task before
-    training, if it ended differently.
-    """
+    """Return the part of a page that shows an episode. `credited` names the kind of credit in its
+    strip of turns, and `scale` is the largest absolute advantage. `wrong` is the largest error of
+    its critic. `before` is the same task before training, if it ended differently."""
     end = episode.known_end(played)
     turns: list[View] = [
         {
@@ -254,102 +264,25 @@ def episode_view(
     }  # fmt: skip
 
 
-def _write_figures(section: Section, folder: Path, number: int) -> dict[str, str]:
-    """Write the figures of a section as NAME-NUMBER.svg, and return them by name."""
-    drawn = figures.figures(
-        section, training=records.training_metrics(section.records),
-        critic=records.critic_metrics(section.records),
-    )  # fmt: skip
-    for name in FIGURES:
-        file = folder / f"{name}-{number}.svg"
-        if name in drawn:
-            files.replace_text(file, drawn[name])
-        else:  # of an earlier report
-            file.unlink(missing_ok=True)
-    return drawn
-
-
-def _worst_turns(run: View) -> Iterator[View]:
-    anchors = {shown["id"]: shown["anchor"] for shown in run["episodes"]}
-    for found in episode.most_wrong(run["predictions"], WORST_TURNS):
-        anchor = anchors.get(found.episode)
-        target = f"{anchor}-t{found.turn}" if anchor else ""
-        name = run["record"].name
-        yield {**found._asdict(), "error": found.error, "run": name, "anchor": target}
-
-
-def _add_evaluated(view: View, step: int, limits: Limits, decode: Decode | None) -> int:
-    """Add the episodes of an evaluation, and return how many characters are left."""
-    record, room = view["record"], limits.characters
-    file, base_file = record.episode_file(step), record.episode_file(0)
-    entries = record.entries(file)
-    before = {entry.id: entry for entry in record.entries(base_file)} if step else {}
-    base = {name: entry.success for name, entry in before.items()}
-    examples = {entry.id for entry in choose_examples(entries, base, limits.episodes)}
-    links: dict[str, str] = {}
-    for number, entry in enumerate(entries):
-        anchor = f"{view['anchor']}-e{number}"
-        if view["page"]:
-            links[entry.id] = f"{view['page']}#{anchor}"
-        if entry.id not in examples and not entry.annotated:
-            continue
-        played = episode_files.read(file, entry)
-        predictions = episode.predictions(played)
-        view["predictions"] += predictions
-        if entry.id not in examples or played.id != entry.id:
-            continue
-        shown = episode_view(played, anchor, record.name, base, decode)
-        shown["wrong"] = max((p.error for p in predictions), default=None)
-        if shown["changed"]:
-            earlier = episode_files.read(base_file, before[entry.id])
-            shown["before"] = episode_view(earlier, f"{anchor}-b", record.name, {}, decode)
-        if (size := len(str(shown))) <= room:
-            view["episodes"].append(shown)
-            links[entry.id] = f"#{anchor}"
-            room -= size
-    tasks: dict[str, list[View]] = {}
-    for entry in entries:
-        outcome = {"id": entry.id, "won": entry.success, "link": links.get(entry.id, "")}
-        outcome["changed"] = episode.has_changed(entry, base)
-        tasks.setdefault(entry.task, []).append(outcome)
-    for task, row in tasks.items():
-        if sum(map(len, view["grid"].values())) + len(row) <= limits.outcomes:
-            view["grid"][task] = row
-    view["total"], view["tasks_left_out"] = len(entries), len(tasks) - len(view["grid"])
-    return room
-
-
-def _add_trained(view: View, limit: int, room: int, decode: Decode | None) -> None:
-    """Add the episodes of the last stored update that have credit."""
-    record = view["record"]
-    kept = record.run.episode_files("train")
-    if not kept:
-        return
-    view["trained_step"] = step_of(kept[-1])
-    for number, entry in enumerate(record.entries(kept[-1])[:limit]):
-        played, anchor = episode_files.read(kept[-1], entry), f"{view['anchor']}-u{number}"
-        shown = episode_view(played, anchor, record.name, {}, decode)
-        if shown["credited"] and len(str(shown)) <= room:
-            view["trained"].append(shown)
-            room -= len(str(shown))
-
-
-def _facts(record: Record) -> Iterator[tuple[str, str]]:
+def _facts(record: Record) -> Facts:
     meta = record.run.meta
-    yield "status", f"{record.run.status}, step {record.last_step}, seed {record.seed}"
-    yield "folder", str(record.run.folder)
-    yield "command", str(meta.get("command", ""))
-    yield "made by", f"agentrl {meta.get('agentrl', '?')}, {_commit(meta.get('git'))}"
+    facts = [
+        ("status", f"{record.run.status}, step {record.last_step}, seed {record.seed}"),
+        ("folder", str(record.run.folder)),
+        ("command", str(meta.get("command", ""))),
+        ("made by", f"agentrl {meta.get('agentrl', '?')}, {_commit(meta.get('git'))}"),
+    ]
     folder = meta.get("working_folder")
-    if own := folder.get("git") if isinstance(folder, dict) else None:
-        yield "started in", _commit(own)
-        changed = own.get("files") if isinstance(own, dict) else None
-        if isinstance(changed, dict) and changed:
-            yield "  not committed", ", ".join(map(str, changed))
+    own = folder.get("git") if isinstance(folder, dict) else None
+    if isinstance(own, dict):
+        facts.append(("started in", _commit(own)))
+        if isinstance(changed := own.get("files"), dict) and changed:
+            facts.append(("  not committed", ", ".join(map(str, changed))))
     for step in sorted(record.evaluations):
         row = record.evaluations[step]
         successes = [f"{s} {share(row.get(f'eval/{s}_success'))} %" for s in record.splits]
-        yield f"step {step}", ", ".join(successes)
+        facts.append((f"step {step}", ", ".join(successes)))
+    return facts
 
 
 def _commit(git: Any) -> str:

@@ -1,8 +1,5 @@
-"""Read runs for reports.
-
-Damaged or missing data is counted and noted in `Record.notes`; it raises no error and is never
-guessed. The names of all metrics that reports show are listed at the top of this module.
-"""
+"""Read runs for reports. Damaged or missing data is counted and noted in `Record.notes`; it raises
+no error and is never guessed."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array, Interval
 from agentrl_cli.runs import episode_files
-from agentrl_cli.runs.best import best_evaluation
+from agentrl_cli.runs.checkpoints import best_evaluation
 from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import MAX_NAMED, RUNS, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
@@ -50,18 +48,15 @@ IGNORED_WHEN_GROUPING = (
     "save_interval_minutes", "eval_every", "choices",
 )  # fmt: skip
 MAX_LABEL_KEYS = 3
-MAX_YAML_DEPTH = 100
+MAX_YAML_DEPTH = 100  # deeper nesting would crash the fast loader
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Settings = dict[str, Any]
 
 
 @dataclass
 class Record:
-    """One run.
-
-    `columns` holds the metrics of the updates (NaN if missing), `evaluations` those of each
-    evaluation by step. `slug` is the unique name of the run in anchors and file names.
-    """
+    """One run. `columns` holds the metrics of the updates (NaN if missing), `evaluations` those of
+    each evaluation by step. `slug` is the unique name of the run in anchors and file names."""
 
     run: Run
     config: dict[str, Any]
@@ -73,12 +68,10 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The name of the run."""
         return self.run.name
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         return int(self.run.meta.get("seed", 0))
 
     @property
@@ -98,10 +91,8 @@ class Record:
 
     @property
     def final_step(self) -> int | None:
-        """The step of the final evaluation, or of the best one with save_best=true.
-
-        None for an unfinished run.
-        """
+        """The step of the final evaluation, or of the best one with save_best=true; None for an
+        unfinished run."""
         planned = self.config.get("steps")
         if self.run.status != "done" or not isinstance(planned, int):
             return None
@@ -119,13 +110,6 @@ class Record:
     def score(self, step: int, split: str) -> float | None:
         """Return the success rate of an evaluation."""
         return self.evaluations.get(step, {}).get(f"eval/{split}_success")
-
-    def interval(self, split: str) -> Interval | None:
-        """Return the final success rate with the interval that the run logged."""
-        try:
-            return success_interval(self.final_metrics, split)
-        except KeyError:
-            return None
 
     def outcomes(self, step: int) -> dict[str, list[float]] | None:
         """Return the success of each stored episode by task; None if there are none."""
@@ -151,24 +135,16 @@ class Record:
 
     def axis(self, name: str) -> Array:
         """Return the cumulated `episodes`, `gradient steps` or `seconds` at each update, [updates].
-
-        Seconds exclude evaluation.
-        """
-        if name == "episodes":
-            return np.cumsum(self.column("episodes/count"))
+        Seconds exclude evaluation."""
         steps = [key for key in self.columns if key.endswith("/steps")]
         if name == "gradient steps" and not steps:  # an old run: count one step per update
             return np.arange(1, len(self.steps) + 1, dtype=float)
-        keys = steps if name == "gradient steps" else LEARNING_TIMES
-        return np.cumsum(sum((self.column(key) for key in keys), np.zeros(len(self.steps))))
+        keys = {"episodes": ["episodes/count"], "gradient steps": steps, "seconds": LEARNING_TIMES}
+        return np.cumsum(sum((self.column(key) for key in keys[name]), np.zeros(len(self.steps))))
 
     def column(self, key: str) -> Array:
         """Return a metric of the updates with 0 for missing values, [updates]."""
         return np.nan_to_num(self.columns.get(key, np.zeros(len(self.steps))))
-
-    def metric_names(self) -> set[str]:
-        """Return the names of all logged metrics."""
-        return {*self.columns, *(key for row in self.evaluations.values() for key in row)}
 
 
 def evaluated_splits(row: dict[str, Any]) -> list[str]:
@@ -183,36 +159,27 @@ def success_interval(row: dict[str, Any], split: str) -> Interval:
     return Interval(*(row[f"eval/{split}_success{end}"] for end in ("", "_low", "_high")))
 
 
-def training_metrics(records: Iterable[Record]) -> list[str]:
-    """Return the logged training metrics, in the order of TRAINING_METRICS."""
-    logged = sorted({key for record in records for key in record.metric_names()})
-    return [key for word in TRAINING_METRICS for key in logged if key.rpartition("/")[2] == word]
-
-
-def critic_metrics(records: Iterable[Record]) -> list[str]:
-    """Return the logged metrics of critics, in the order of CRITIC_METRICS."""
-    logged = {key for record in records for key in record.metric_names()}
-    return [name for name in CRITIC_METRICS if name in logged]
+def shown_metrics(records: Iterable[Record]) -> dict[str, list[str]]:
+    """Return the logged metrics of `training` and of each `critic`, in the order of their lists."""
+    rows = [row for record in records for row in (record.columns, *record.evaluations.values())]
+    logged = sorted({key for row in rows for key in row})
+    training = [k for word in TRAINING_METRICS for k in logged if k.rpartition("/")[2] == word]
+    return {"training": training, "critic": [key for key in CRITIC_METRICS if key in logged]}
 
 
 def read_records(refs: Iterable[str]) -> list[Record]:
-    """Return the runs with these names and those inside these folders, oldest first.
-
-    Of a run and its copies only the one with the most steps is kept. Raises UserError for a folder
-    without runs and for an unknown name.
-    """
+    """Return the runs with these names and those inside these folders, oldest first. Of a run and
+    its copies only the longest is kept. Raises UserError for unknown names and empty folders."""
     by_folder = {run.folder.resolve(): run for ref in refs for run in find_runs(ref)}
     kept: dict[str, Record] = {}
     for run in sorted(by_folder.values(), key=lambda run: run.meta["created"]):
         record = read_record(run)
         settings = sorted(group_settings(record).items())
         key = str((run.meta["created"], record.seed, settings))
-        if (known := kept.get(key)) is None:
-            kept[key] = record
-            continue
-        copy, longest = sorted((record, known), key=lambda each: each.last_step)
-        longest.notes.append(f"run '{copy.name}' is a copy of another run; it is skipped")
-        kept[key] = longest
+        if known := kept.get(key):
+            copy, record = sorted((record, known), key=lambda each: each.last_step)
+            record.notes.append(f"run '{copy.name}' is a copy of another run; it is skipped")
+        kept[key] = record
     return list(kept.values())
 
 
@@ -232,22 +199,19 @@ def find_runs(ref: str) -> list[Run]:
 
 def read_record(run: Run) -> Record:
     """Return the metrics and settings of a run, with a note for each missing part."""
-
-    def number(value: Any) -> float:
-        return float(value) if files.is_number(value) else math.nan
-
     rows, unreadable = run.readable_metrics()
-    updates = [row for row in rows if "time/train" in row]
+    numbers = [{k: float(v) for k, v in row.items() if files.is_number(v)} for row in rows]
+    updates = [row for row in numbers if "time/train" in row]
     keys = dict.fromkeys(key for row in updates for key in row)
-    columns = {key: np.array([number(row.get(key)) for row in updates]) for key in keys}
+    columns = {key: np.array([row.get(key, math.nan) for row in updates]) for key in keys}
     evaluations = {
-        row["step"]: {key: float(value) for key, value in row.items() if files.is_number(value)}
-        for row in rows
+        row["step"]: values
+        for row, values in zip(rows, numbers, strict=True)
         if any(key.startswith("eval/") for key in row)
     }
-    notes: list[str] = []
-    record = Record(run, _read_config(run, notes), columns, evaluations)
-    record.notes = [*_status_notes(record, unreadable), *notes]
+    record = Record(run, {}, columns, evaluations)
+    record.config = _read_config(run, record.notes)
+    record.notes[:0] = _status_notes(record, unreadable)
     return record
 
 
@@ -259,11 +223,8 @@ def environment_settings(record: Record) -> Settings:
 
 
 def group_settings(record: Record) -> Settings:
-    """Return the settings that all seeds of one configuration share.
-
-    The run given by `init` is replaced by its own settings, so that each seed may start from a
-    run with the same seed.
-    """
+    """Return the settings that all seeds of one configuration share. The run given by `init` is
+    replaced by its own settings, so that each seed may start from a run with the same seed."""
     settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
     init, siblings = str(record.config.get("init")), record.run.folder.parent
     try:  # a sibling is found also if all runs were moved
@@ -280,9 +241,7 @@ def group_settings(record: Record) -> Settings:
 
 def settings_label(settings: Settings, all_settings: list[Settings]) -> str:
     """Return the choice and the settings in which it differs from others, as `nlac forecasts=4`.
-
-    Settings with the value `none` are left out.
-    """
+    Settings with the value `none` are left out."""
     same_choice = [other for other in all_settings if other["choice"] == settings["choice"]]
     keys = dict.fromkeys(key for each in (settings, *same_choice) for key in each)
     parts = [
@@ -325,15 +284,13 @@ def _status_notes(record: Record, unreadable: int) -> list[str]:
 
 
 def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
+    starts, ends = yaml.CollectionStartEvent, yaml.CollectionEndEvent
     try:
         text = run.config_file.read_text()
-        depth = 0
-        for event in yaml.parse(text, YAML_LOADER):  # deep nesting would crash the fast loader
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_YAML_DEPTH:
-                raise ValueError("nested too deeply")
-        content = yaml.load(text, YAML_LOADER)
+        events = yaml.parse(text, YAML_LOADER)
+        depths = accumulate(isinstance(event, starts) - isinstance(event, ends) for event in events)
+        too_deep = any(depth > MAX_YAML_DEPTH for depth in depths)
+        content = None if too_deep else yaml.load(text, YAML_LOADER)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):
@@ -341,7 +298,7 @@ def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
             return update_stored(content)
         return content
     notes.append(f"run '{run.name}': config.yaml cannot be read; only its choices are used")
-    return {group: run.meta.get("choices", {}).get(group) for group in ("algo", "env", "model")}
+    return {group: _choice(run, group) for group in ("algo", "env", "model")}
 
 
 def _choice(run: Run, group: str) -> str:

@@ -1,8 +1,5 @@
-"""Statistics over several runs of one configuration that differ only in their seeds.
-
-All runs are evaluated on the same tasks. Intervals resample runs and tasks, so they hold for new
-seeds and new tasks. With two or three runs they are too narrow. The interquartile mean and the
-probability of improvement follow Agarwal et al. 2021 (rliable).
+"""Statistics over runs of one configuration that differ only in their seeds. Intervals resample
+runs and tasks, so they hold for new seeds and new tasks; of two or three runs they are too narrow.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.core import statistics
-from agentrl_cli.core.statistics import Array, Interval, percentile_interval, resample_counts
+from agentrl_cli.core.statistics import Array, Interval, resample_counts
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
@@ -41,28 +38,24 @@ class Noise:
 
 
 def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
-    """Return the mean success over runs and tasks, with both resampled.
-
-    This is the product bootstrap of Owen 2007 ("The pigeonhole bootstrap"). For one run it equals
-    `cluster_bootstrap`. Raises ValueError without values.
-    """
+    """Return the mean success over runs and tasks, with both resampled: the product bootstrap of
+    Owen 2007 ("The pigeonhole bootstrap"). For one run it equals `cluster_bootstrap`. Raises
+    ValueError without values."""
     tasks = list(dict.fromkeys(task for run in runs for task in run))
     return statistics.bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
 
 
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
-) -> Interval:
-    """Return the mean difference (ours - theirs) over the tasks that both sides played.
-
-    Runs are given by seed. Tasks are resampled together on both sides, and so are runs if both
-    sides have the same seeds. Raises ValueError if no task is common.
-    """
+) -> Interval | None:
+    """Return the mean difference (ours - theirs) over the tasks that both sides played, or None if
+    no task is common. Runs are given by seed. Tasks are resampled together on both sides, and so
+    are runs if both sides have the same seeds."""
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
     if not tasks:
-        raise ValueError("runs without a common task cannot be compared in pairs")
+        return None
     left = _sums_and_counts([ours[key] for key in sorted(ours)], tasks)
     right = _sums_and_counts([theirs[key] for key in sorted(theirs)], tasks)
     rng = np.random.default_rng(seed)
@@ -75,38 +68,9 @@ def paired_difference(
     return statistics.interval_over_tasks(float(mean), draws, len(tasks), least=-1.0)
 
 
-def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
-    """Return the interquartile mean of scores: the mean without the lowest and highest quarter.
-
-    Agarwal et al. 2021, section 4. Runs are resampled.
-    """
-    values = np.asarray(scores, dtype=float)
-    shape = (statistics.RESAMPLES, len(values))
-    picks = np.random.default_rng(seed).integers(0, len(values), shape)
-    return percentile_interval(float(_trimmed(values)), _trimmed(values[picks]))
-
-
-def probability_of_improvement(
-    ours: Sequence[float], theirs: Sequence[float], seed: int = 0
-) -> Interval:
-    """Return the probability that one of our runs scores above one of theirs; ties count half.
-
-    This is the Mann-Whitney statistic of Agarwal et al. 2021, section 4.2, with both sides
-    resampled.
-    """
-    x, y = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
-    above = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-    rng = np.random.default_rng(seed)
-    by_x, by_y = resample_counts(rng, len(x)), resample_counts(rng, len(y))
-    draws = np.einsum("dx,xy,dy->d", by_x, above, by_y) / (len(x) * len(y))
-    return percentile_interval(float(above.mean()), draws)
-
-
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
-    """Return the noise between seeds from the scores of each configuration.
-
-    Returns None if no configuration has two scores.
-    """
+    """Return the noise between seeds from the scores of each configuration, or None if no
+    configuration has two scores."""
     several = [np.asarray(group, dtype=float) for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
     if not freedom:
@@ -132,8 +96,3 @@ def _sums_and_counts(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Ar
     sums = [[float(sum(run.get(task, ()))) for task in tasks] for run in runs]
     counts = [[float(len(run.get(task, ()))) for task in tasks] for run in runs]
     return np.array(sums), np.array(counts)
-
-
-def _trimmed(values: Array) -> Array:
-    cut = values.shape[-1] // 4
-    return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)

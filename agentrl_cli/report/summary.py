@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
 from agentrl_cli.report.seeds import paired_difference
-from agentrl_cli.runs.best import kept_evaluation
+from agentrl_cli.runs.checkpoints import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 DASH = "–"  # a cell without a value
@@ -23,10 +26,8 @@ Figures = dict[str, float]  # metrics by name
 
 
 def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
-    """Return the lines of a table, by default as wide as the terminal.
-
-    With a title, lines have styles in a terminal, and numbers are aligned to the right.
-    """
+    """Return the lines of a table, by default as wide as the terminal. With a title, lines have
+    styles in a terminal, and numbers are aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -65,10 +66,8 @@ def cell(value: Any) -> str:
 
 
 def run_row(run: Run) -> Row:
-    """Return the row of a run in `agentrl ls --json`.
-
-    Reward and success are the last logged values. `lost` counts unreadable lines of metrics.
-    """
+    """Return the row of a run in `agentrl ls --json`. Reward and success are the last logged
+    values. `lost` counts unreadable lines of metrics."""
     lines, unreadable = run.readable_metrics()
 
     def last(pattern: str) -> float | None:
@@ -101,40 +100,31 @@ def final_table(run: Run) -> str:
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
     lines: list[str] = []
     if rows:
-        save_best = bool(read_record(run).config.get("save_best"))
+        record = read_record(run)
+        save_best = bool(record.config.get("save_best"))
         base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, save_best)
-        lines = comparison(base, trained, paired_gain(run, base, trained) if base else None)
+        gain = None
+        if base is not None and trained is not base:
+            before, after = record.outcomes(0) or {}, record.outcomes(trained["step"]) or {}
+            gain = paired_difference({0: after}, {0: before})
+        lines = comparison(base, trained, gain)
         if save_best:
             lines.append(f"trained: step {trained['step']}, the best on val, which is kept")
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 
-def paired_gain(run: Run, base: Row, trained: Row) -> Interval | None:
-    """Return the gain between two evaluations, paired by task; None without their episodes."""
-    record, steps = read_record(run), [row["step"] for row in (base, trained)]
-    before, after = (record.outcomes(step) for step in steps)
-    if steps[0] == steps[1] or before is None or after is None or not before.keys() & after.keys():
-        return None
-    return paired_difference({0: after}, {0: before})
-
-
 def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> list[str]:
-    """Return a line for each metric of each split.
-
-    `base` is None without an evaluation before training. `gain` belongs to the first split.
-    """
+    """Return a line for each metric of each split. `base` is None without an evaluation before
+    training. `gain`, paired by task, belongs to the first split."""
     lines = [["", "base", "trained", "difference"]]
     for position, split in enumerate(evaluated_splits(trained)):
-        cells, change = [], DASH
-        for row in (base, trained):
-            v = None if row is None else success_interval(row, split)
-            shown = f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]" if v else DASH
-            cells.append(shown)
-        if base is not None and (gain is None or position):
-            change = share(
-                trained[f"eval/{split}_success"] - base[f"eval/{split}_success"], signed=True
-            )
-        elif gain is not None:
+        key = f"eval/{split}_success"
+        known = [None if row is None else success_interval(row, split) for row in (base, trained)]
+        cells = [
+            f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]" if v else DASH for v in known
+        ]
+        change = DASH if base is None else share(trained[key] - base[key], signed=True)
+        if gain is not None and not position:
             mean, low, high = (share(x, True) for x in (gain.mean, gain.low, gain.high))
             change = f"{mean} [{low}, {high}]"
         lines.append([f"{split} success", *cells, change])
@@ -171,53 +161,17 @@ MIN_RECALL = 0.5  # a coin that flags half of all actions finds as many faults
 MAX_FALSE_POSITIVES = 0.3  # most first actions are sound: more would outnumber the faults found
 MIN_TARGET_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in a step's noise
 MIN_TURNS = 20  # a share of fewer turns has a standard error above 0.1
-
-
-# part, finding and remedy by the metric that shows the weakness
-WEAKNESSES = {
-    "critique/recall": (
-        "critique",
-        "misses more faults than it finds",
-        "train the critic longer first (algo.critic_warmup) or give it more forecasts"
-        " (algo.num_forecasts)",
-    ),
-    "critique/false_positive_rate": (
-        "critique",
-        "flags too many sound actions",
-        "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
-    ),
-    "refinement/break_rate": (
-        "refinement",
-        "breaks more turns than it fixes",
-        "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
-        " (algo.policy_target=best_of_n, algo.num_candidates)",
-    ),
-    "refinement/target_share": (
-        "training targets",
-        "are too few to learn from",
-        "sample more candidates (algo.num_candidates), replay more turns (algo.turns_per_update) or"
-        " check how many the gate removes (nlac/distilled_share)",
-    ),
-    "refinement/target_gain_low": (
-        "training targets",
-        "are not better than current play",
-        "measure more turns (algo.diagnostics.num_states) or use algo.improvement_check",
-    ),
-}
+WEAKNESSES = Path(__file__).with_name("weaknesses.yaml")
 
 
 def first_weakness(x: Figures) -> str | None:
-    """Return the metric of the first weak part; later parts can be judged only after it is fixed.
-
-    A weak part also spoils those after it.
-    """
+    """Return the metric of the first weak part; a weak part also spoils those after it."""
     faulty, sound = turns_by_first_action(x)
     fixed, broken = x["refinement/fix_rate"] * faulty, x["refinement/break_rate"] * sound
+    flags_too_many = x["critique/false_positive_rate"] > MAX_FALSE_POSITIVES
     checks = {
         "critique/recall": faulty > 0 and x["critique/recall"] < MIN_RECALL,
-        "critique/false_positive_rate": (
-            sound > 0 and x["critique/false_positive_rate"] > MAX_FALSE_POSITIVES
-        ),
+        "critique/false_positive_rate": sound > 0 and flags_too_many,
         "refinement/break_rate": broken > fixed,
         "refinement/target_share": x["refinement/target_share"] < MIN_TARGET_SHARE,
         "refinement/target_gain_low": x["refinement/target_gain_low"] < 0,
@@ -233,9 +187,7 @@ def turns_by_first_action(x: Figures) -> tuple[int, int]:
 
 def critique_accuracy(run: Run, step: int | None = None) -> Row:
     """Return the critique metrics of a step, by default the newest, and the first weak part.
-
-    Raises UserError if there are none.
-    """
+    Raises UserError if there are none."""
     rows, _ = run.readable_metrics()
     measured = [row for row in rows if "critique/turns" in row and step in (None, row["step"])]
     if not measured:
@@ -247,8 +199,7 @@ def critique_accuracy(run: Run, step: int | None = None) -> Row:
     figures = {key: float(value) for key, value in row.items() if key.startswith(CRITIQUE)}
     weakness = None
     if metric := first_weakness(figures):
-        part, finding, remedy = WEAKNESSES[metric]
-        weakness = {"metric": metric, "part": part, "finding": finding, "remedy": remedy}
+        weakness = {"metric": metric, **yaml.safe_load(WEAKNESSES.read_text())[metric]}
     return {"run": run.name, "step": row["step"], "figures": figures, "weakness": weakness}
 
 

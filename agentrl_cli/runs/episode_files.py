@@ -1,12 +1,10 @@
-"""Episode files: one episode per line, and an index with the position and outcome of each, so that
-a single episode can be read from a large file. A file without a valid index is scanned."""
+"""Episode files: one episode per line, searched without keeping all episodes in memory."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from itertools import accumulate
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,15 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 
-INDEX_VERSION = 1
 LINE_START = b'{"id": "'  # of a line that this module wrote
+NO_EPISODE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -28,87 +33,18 @@ class EpisodeEntry:
     start: int
     size: int
     success: bool
-    reward: float
     turns: int
     annotated: bool
 
 
 def write(file: Path, episodes: list[Episode]) -> None:
-    """Replace the file and its index."""
-    index_file(file).unlink(missing_ok=True)
-    rows = [episode.to_json() for episode in episodes]
-    lines = [files.json_line(row) for row in rows]
-    files.replace_text(file, "".join(lines))
-    sizes = [len(line.encode()) for line in lines]
-    starts = accumulate(sizes, initial=0)
-    entries = [astuple(_entry(*line)) for line in zip(rows, starts, sizes, strict=False)]
-    content = {"version": INDEX_VERSION, "bytes": sum(sizes), "episodes": entries}
-    files.replace_text(index_file(file), files.json_line(content))
-
-
-def remove(file: Path) -> None:
-    index_file(file).unlink(missing_ok=True)
-    file.unlink()
-
-
-def index_file(file: Path) -> Path:
-    return file.with_suffix(".index.json")
+    files.write_jsonl(file, [episode.to_json() for episode in episodes])
 
 
 def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
-    """Yield the episodes with an id that starts with `ref`, in the order of the file. Raises
-    UserError if the file does not hold episodes."""
-    index = _read_index(file)
-    entries = index if index is not None else _scan(file, ref)
-    return (entry for entry in entries if entry.id.startswith(ref))
-
-
-def count(file: Path) -> int:
-    index = _read_index(file)
-    return files.count_lines(file) if index is None else len(index)
-
-
-def read(file: Path, entry: EpisodeEntry) -> Episode:
-    """Return one episode. Raises UserError if the file does not hold it."""
-    with file.open("rb") as lines:
-        lines.seek(entry.start)
-        return _episode(file, _row(file, lines.read(entry.size)))
-
-
-def read_all(file: Path) -> list[Episode]:
-    """Return the episodes of a file. Raises UserError if a line is not an episode."""
-    return [_episode(file, row) for row in files.read_jsonl(file)]
-
-
-def _episode(file: Path, row: dict[str, Any]) -> Episode:
-    try:
-        return Episode.from_json(row)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _no_episodes(file, error) from None
-
-
-def _read_index(file: Path) -> list[EpisodeEntry] | None:
-    """Return the entries of the index, or None if it is missing, damaged or of other bytes."""
-    try:
-        content: dict[str, Any] = json.loads(index_file(file).read_text())
-        if content["version"] != INDEX_VERSION or content["bytes"] != file.stat().st_size:
-            return None
-        entries = [EpisodeEntry(*row) for row in content["episodes"]]
-        return entries if all(map(_is_entry, entries)) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _is_entry(entry: EpisodeEntry) -> bool:
-    counts = (entry.start, entry.size, entry.turns)
-    texts = isinstance(entry.id, str) and isinstance(entry.task, str)
-    whole = all(type(count) is int and 0 <= count < 2**53 for count in counts)
-    return texts and whole and isinstance(entry.success, bool) and files.is_number(entry.reward)
-
-
-def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
-    """Yield entries from the lines themselves. Lines with another id are not parsed, and an
-    incomplete last line is skipped."""
+    """Yield the episodes with an id that starts with `ref`, in the order of the file. Other lines
+    are not parsed, and an incomplete last line is skipped. Raises UserError if the file does not
+    hold episodes."""
     wanted = LINE_START + json.dumps(ref)[1:-1].encode()
     start = 0
     try:
@@ -116,19 +52,34 @@ def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
             for line in lines:
                 other = line.startswith(LINE_START) and not line.startswith(wanted)
                 if not other and line.endswith(b"\n"):
-                    yield _entry(_row(file, line), start, len(line))
+                    entry = _entry(json.loads(line), start, len(line))
+                    if entry.id.startswith(ref):
+                        yield entry
                 start += len(line)
     except OSError as error:
         message = f"'{file}' cannot be read ({error.strerror}); check the name"
         raise UserError(message, code="unreadable-file") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except NO_EPISODE as error:
         raise _no_episodes(file, error) from None
 
 
-def _row(file: Path, line: bytes) -> dict[str, Any]:
+def read(file: Path, entry: EpisodeEntry) -> Episode:
+    """Return one episode. Raises UserError if the file does not hold it."""
+    with file.open("rb") as lines:
+        lines.seek(entry.start)
+        line = lines.read(entry.size)
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return Episode.from_json(json.loads(line))
+    except NO_EPISODE as error:
+        raise _no_episodes(file, error) from None
+
+
+def read_all(file: Path) -> list[Episode]:
+    """Return the episodes of a file. Raises UserError if a line is not an episode."""
+    rows = files.read_jsonl(file)
+    try:
+        return [Episode.from_json(row) for row in rows]
+    except NO_EPISODE as error:
         raise _no_episodes(file, error) from None
 
 
@@ -138,12 +89,9 @@ def _no_episodes(file: Path, error: Exception) -> UserError:
 
 
 def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
-    """Return the entry of an episode from its JSON values. Raises TypeError if they are not one."""
     turns, task = row["turns"], row["task"]["id"]
     success = bool(turns and turns[-1]["info"].get("success", False))
-    reward = float(sum(turn["reward"] for turn in turns))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
-    entry = EpisodeEntry(row["id"], task, start, size, success, reward, len(turns), annotated)
-    if not _is_entry(entry):
+    if not isinstance(row["id"], str) or not isinstance(task, str):
         raise TypeError("its id or its task is not a text")
-    return entry
+    return EpisodeEntry(row["id"], task, start, size, success, len(turns), annotated)

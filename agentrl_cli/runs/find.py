@@ -66,9 +66,7 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
     if folders := folders_of_runs(root):
         examples = ", ".join(map(str, list(folders)[:MAX_NAMED]))
         return f" in '{root}'; there are folders of runs in it, see agentrl ls FOLDER: {examples}"
-    if names:
-        return f" in '{root}'; see agentrl ls"
-    return f": no runs in '{root}'; start one with agentrl train"
+    return f" in '{root}'; see agentrl ls, or start a run with agentrl train"
 
 
 @cache

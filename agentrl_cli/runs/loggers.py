@@ -22,8 +22,8 @@ from agentrl_cli.core import files
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_err, safe
-from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.runs.best import played_checkpoint
+from agentrl_cli.core.types import Episode
+from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.run import Logger, Run
 
 if TYPE_CHECKING:
@@ -38,19 +38,17 @@ HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
 SWEEP_FOLDER = ".multirun"  # next to the runs of a sweep
 EXTRAS = ("tensorboard", "mlflow")  # trackers that are extras of this package
-Writer = Callable[[Path], object]
-COLUMNS = (  # of the table of episodes, which has one row per turn
+COLUMNS: list[Any] = [  # of the table of episodes, which has one row per turn
     "step", "episode", "task", "success", "stop", "turn", "observation", "action", "reward",
     "value", "advantage", "critique",
-)  # fmt: skip
+]  # fmt: skip
 
 
 @dataclass(kw_only=True)
 class JsonlLogger(Logger):
     """Log only to the run's own files, metrics.jsonl and episodes/."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Do nothing, since the run itself writes metrics.jsonl."""
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -64,13 +62,11 @@ class Console(Logger):
     progress: Progress | None = field(default=None, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
-        """Open the progress bar if stderr is a terminal."""
         self.run, self.steps = run, cfg.steps
         if sys.stderr.isatty():
             self.progress = _bar(cfg.steps, self.activity)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Print the line of the step above the bar."""
         text = step_line(step, self.steps, metrics)
         if self.run:
             self.run.append_log(text)
@@ -82,7 +78,6 @@ class Console(Logger):
             self.progress.update(self.progress.task_ids[0], completed=step)
 
     def finish(self, status: str) -> None:
-        """Close the progress bar."""
         if self.progress is not None:
             with suppress(OSError):
                 self.progress.stop()
@@ -92,6 +87,7 @@ class Console(Logger):
 class Fallible(Logger):
     """A logger that cannot stop a run: its first failure is printed and sets `has_failed`."""
 
+    client: Any = field(default=None, init=False)
     has_failed: bool = field(default=False, init=False)
 
     def _try(self, call: Callable[[], Any], name: str, loss: str = "") -> None:
@@ -110,12 +106,8 @@ class TrackerLogger(Fallible):
     tracker: Annotated[str, Field(description="Name of the tracker in Accelerate.")]
     options: Annotated[
         dict[str, Any],
-        Field(
-            description="Arguments of its class in accelerate.tracking; {run} is the run's name, "
-            "{folder} its folder."
-        ),
+        Field(description="Arguments of its class in Accelerate, with {run} and {folder}."),
     ]
-    client: Any = field(default=None, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the tracker. Raises UserError if it is not installed or fails to open."""
@@ -151,13 +143,10 @@ class TrackerLogger(Fallible):
 
 @dataclass(kw_only=True)
 class WandbLogger(Fallible):
-    """Log metrics, the configuration and tables of episodes to Weights & Biases.
-
-    Tags are the chosen options, and the runs of a sweep form a group. The id is stored in
-    meta.json, so that a resumed run continues its page. If W&B does not respond within `timeout`
-    seconds at the start, the run is logged offline. Failures after that do not stop the run.
-    `writers` create the artifacts, each in a new folder.
-    """
+    """Log metrics, the configuration and tables of episodes to Weights & Biases. Tags are the
+    chosen options, and the runs of a sweep form a group. A resumed run continues its page. If W&B
+    does not respond within `timeout` seconds at the start, the run is logged offline; failures
+    after that do not stop it. `writers` create the artifacts, each in a new folder."""
 
     project: Annotated[str, Field(description="Project in W&B.")]
     entity: Annotated[str | None, Field(description="User or team. null: the default one.")]
@@ -170,9 +159,10 @@ class WandbLogger(Fallible):
         list[Literal["model", "report"]],
         Field(description="Uploaded at the end of a completed run: model, report."),
     ] = field(default_factory=list)
-    client: Any = field(default=None, init=False)
     run: Run | None = field(default=None, init=False)
-    writers: dict[str, Writer] = field(default_factory=dict, init=False, repr=False)
+    writers: dict[str, Callable[[Path], object]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the page of the run. Raises UserError if W&B refuses."""
@@ -192,36 +182,26 @@ class WandbLogger(Fallible):
                 raise UserError(message, code="tracker-refused") from None
             echo(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
             self._open(run, cfg, "offline")
-        self.client.tracker.define_metric("*", step_metric="step")
-        run.update_meta(wandb_id=self.client.tracker.id)
+        self.client.define_metric("*", step_metric="step")
+        run.update_meta(wandb_id=self.client.id)
 
-    def _open(self, run: Run, cfg: DictConfig, mode: str | None) -> None:
+    def _open(self, run: Run, cfg: DictConfig, mode: Any) -> None:
         import wandb
         from omegaconf import OmegaConf
 
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
         identity = run.meta["wandb_id"]
-        options: dict[str, Any] = {
-            "run_name": self.project,  # WandBTracker's name for the project
-            "entity": self.entity,
-            "mode": mode,
-            "name": run.name,
-            "group": sweep_of(run),
-            "job_type": "train",
-            "tags": [str(cfg.choices[g]) for g in TAGS if cfg.choices.get(g)],
-            "id": identity,
-            "resume": "allow" if identity else None,
-            "dir": str(run.folder),
-            "config": OmegaConf.to_container(cfg, resolve=True),
-            "settings": wandb.Settings(
-                console="off",
-                quiet=True,
-                init_timeout=self.timeout,
-                finish_timeout=self.timeout,
-                finish_timeout_raises=True,
-            ),
-        }
-        self.client = tracker_class("wandb")(**options)
-        self.client.start()
+        settings = wandb.Settings(
+            console="off", quiet=True, init_timeout=self.timeout, finish_timeout=self.timeout,
+            finish_timeout_raises=True,
+        )  # fmt: skip
+        self.client = wandb.init(
+            project=self.project, entity=self.entity, mode=mode, name=run.name,
+            group=sweep_of(run), job_type="train",
+            tags=[str(cfg.choices[group]) for group in TAGS if cfg.choices.get(group)],
+            id=identity, resume="allow" if identity else None, dir=str(run.folder), config=config,
+            settings=settings,
+        )  # fmt: skip
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log with our own step, since a resumed run goes back."""
@@ -231,43 +211,41 @@ class WandbLogger(Fallible):
         """Log the turns of the first `rows` episodes as a table."""
         import wandb
 
-        if self.has_failed:  # creating a table blocks until W&B responds
-            return
-        turns = [row for episode in episodes[: self.rows] for row in turn_rows(step, episode)]
-        rows: list[Any] = turns
-        table = wandb.Table(list(COLUMNS), rows, allow_mixed_types=True)
-        self._send({"step": step, f"episodes/{kind}": table})
+        if not self.has_failed:  # creating a table blocks until W&B responds
+            turns: Any = [r for episode in episodes[: self.rows] for r in turn_rows(step, episode)]
+            table = wandb.Table(COLUMNS, turns, allow_mixed_types=True)
+            self._send({"step": step, f"episodes/{kind}": table})
 
     def _send(self, values: dict[str, Any]) -> None:
         self._try(partial(self.client.log, values), "wandb", ", no episodes are sent")
 
     def finish(self, status: str) -> None:
         """Upload the artifacts of a completed run and close the page. Print the command that sends
-        what is missing."""
-        page = self.client.tracker
+        the missing part."""
         for name in self.artifacts if status == "done" and not self.has_failed else ():
             self._send_artifact(name)
         try:
-            page.finish(exit_code=int(status == "failed"))
+            self.client.finish(exit_code=int(status == "failed"))
         except Exception:  # timeout, or its process ended
             self.has_failed = True
-        if self.has_failed or page.offline:
-            command = f"wandb sync --include-online {shlex.quote(str(Path(page.dir).parent))}"
+        if self.has_failed or self.client.offline:
+            folder = shlex.quote(str(Path(self.client.dir).parent))
+            command = f"wandb sync --include-online {folder}"
             echo(f"wandb has not got all of this run; send it with: {command}", err=True)
 
     def _send_artifact(self, name: str) -> None:
         import wandb
 
         assert self.run is not None
-        page, step = self.client.tracker, played_checkpoint(self.run).step
+        step = played_checkpoint(self.run).step
         echo(f"writing the {name} for wandb", err=True)
         try:
             with TemporaryDirectory(dir=self.run.folder, prefix=".artifact-") as folder:
                 self.writers[name](Path(folder) / name)
                 facts = {"step": step, **self.run.meta["choices"]}
-                artifact = wandb.Artifact(f"{name}-{page.id}", type=name, metadata=facts)
+                artifact = wandb.Artifact(f"{name}-{self.client.id}", type=name, metadata=facts)
                 artifact.add_dir(str(Path(folder) / name))
-                page.log_artifact(artifact, aliases=["latest", f"step-{step}"])
+                self.client.log_artifact(artifact, aliases=["latest", f"step-{step}"])
         except Exception as error:  # of W&B, the disk, or a model that cannot be merged
             echo(f"wandb does not get the {name} ({_first_line(error)})", err=True)
 
@@ -291,9 +269,12 @@ def tracker_class(name: str) -> type[GeneralTracker]:
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """Return `step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
-    shown = [name for name in metrics if not fnmatch(name, HIDDEN_METRICS)]
-    chosen = [name for name in shown if any(fnmatch(name, shape) for shape in SHOWN_METRICS)]
-    parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
+    parts = [
+        f"{name} {value:.3g}"
+        for name, value in metrics.items()
+        if any(fnmatch(name, shape) for shape in SHOWN_METRICS)
+        and not fnmatch(name, HIDDEN_METRICS)
+    ]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
     return safe("  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts]))
@@ -309,11 +290,11 @@ def _bar(steps: int, activity: Activity) -> Progress:
         def render(self, task: bars.Task) -> Text:
             return Text(activity.text(), overflow="ellipsis", no_wrap=True)
 
-    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-    steps_done = (bars.BarColumn(bar_width=12), bars.MofNCompleteColumn())
-    columns = (bars.SpinnerColumn(), *steps_done, CurrentWork(), *times)
-    terminal = Terminal(stderr=True)
-    progress = bars.Progress(*columns, console=terminal, transient=True, refresh_per_second=4)
+    progress = bars.Progress(
+        bars.SpinnerColumn(), bars.BarColumn(bar_width=12), bars.MofNCompleteColumn(),
+        CurrentWork(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
+        console=Terminal(stderr=True), transient=True, refresh_per_second=4,
+    )  # fmt: skip
     progress.add_task("steps", total=steps)
     progress.start()
     return progress
@@ -327,17 +308,18 @@ def sweep_of(run: Run) -> str | None:
 
 def turn_rows(step: int, episode: Episode) -> list[list[Any]]:
     """Return one row of COLUMNS per turn. Values that the algorithm did not record are None."""
-    head = [step, episode.id, episode.task.id, episode.success, episode.stop]
-    return [[*head, number, *_cells(turn)] for number, turn in enumerate(episode.turns, start=1)]
-
-
-def _cells(turn: Turn) -> list[Any]:
-    seen = "\n".join(f"{message.role}: {message.content}" for message in turn.observation)
-    numbers = [turn.info.get(name) for name in ("value", "advantage")]
-    numbers = [float(value) if files.is_number(value) else None for value in numbers]
-    critic = turn.info.get("critic")
-    critique = critic.get("critique") if isinstance(critic, dict) else None
-    return [seen, turn.action, turn.reward, *numbers, critique]
+    rows: list[list[Any]] = []
+    for number, turn in enumerate(episode.turns, start=1):
+        seen = "\n".join(f"{message.role}: {message.content}" for message in turn.observation)
+        numbers = [turn.info.get(name) for name in ("value", "advantage")]
+        critic = turn.info.get("critic")
+        rows.append([
+            step, episode.id, episode.task.id, episode.success, episode.stop, number,
+            seen, turn.action, turn.reward,
+            *(float(value) if files.is_number(value) else None for value in numbers),
+            critic.get("critique") if isinstance(critic, dict) else None,
+        ])  # fmt: skip
+    return rows
 
 
 def _first_line(error: Exception) -> str:

@@ -1,15 +1,16 @@
-"""A run folder: everything about one training, as JSON lines, YAML and safetensors.
-
-`meta.json` is written first, so that a crash leaves a correct status. Nothing outside the folder is
-needed to read it.
-"""
+"""A run folder: everything about one training, as JSON lines, YAML and safetensors. `meta.json` is
+written first, so that a crash leaves a correct status."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import platform
 import re
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 import traceback
@@ -17,18 +18,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from agentrl_cli import __version__
 from agentrl_cli.config.renames import renamed_metrics
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
-from agentrl_cli.runs import checkpoint_digest, episode_files, provenance
-from agentrl_cli.runs.checkpoint_digest import Checkpoint
+from agentrl_cli.runs import checkpoints, episode_files
+from agentrl_cli.runs.checkpoints import Checkpoint, step_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,6 +43,12 @@ LOGS = ("metrics.jsonl", "buffer.jsonl")  # files that training only appends to
 WANDB_LINK = "debug-core.log"  # in a session of W&B: a link to the log of its process
 META_TYPES: dict[str, Any] = {"status": str, "created": str, "history": list}
 OPTIONAL_META: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors", "numpy",
+    "hydra-core", "omegaconf", "wandb",
+)  # fmt: skip
+OWN_CODE = (".py", ".yaml", ".yml", ".jinja")  # files that can change a run
+MAX_FILES = 50  # uncommitted ones in meta.json
 
 
 class Logger(ABC):
@@ -74,7 +83,10 @@ class Run:
         """Create the folder of a new run. Raises UserError if it exists or cannot be written."""
         from omegaconf import OmegaConf
 
-        folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
+        letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
+        what = f"{cfg.choices.env}-{cfg.choices.algo}-{cfg.choices.model}"
+        new_name = f"{datetime.now():%Y-%m-%d}_{what}_s{cfg.seed}_{letters}"
+        folder = Path(cfg.runs) / (cfg.name or new_name)
         if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
             line = f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -"
             raise UserError(line, code="invalid-name")
@@ -96,7 +108,7 @@ class Run:
                 "overrides": overrides,
                 "seed": cfg.seed,
                 "choices": dict(cfg.choices),
-                **provenance.facts(),
+                **facts(),
             }
             try:
                 files.write_json(folder / "meta.json", meta)
@@ -119,8 +131,7 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes this run. It has the path of this program if a shell would not
-        find it by name."""
+        """The command that resumes this run, with the path of this program unless it is on PATH."""
         program = sys.argv[0]
         known = Path(program).name != "agentrl" or shutil.which("agentrl")
         return f"{'agentrl' if known else shlex.quote(program)} resume {self.quoted_folder}"
@@ -155,7 +166,7 @@ class Run:
         """Record a resume: its step, the planned steps and the code; store the configuration."""
         from omegaconf import OmegaConf
 
-        more = {"step": step, "steps": cfg.steps, **provenance.code()}
+        more = {"step": step, "steps": cfg.steps, **code()}
         with files.explain_write_errors(self.folder):
             files.replace_text(self.config_file, OmegaConf.to_yaml(cfg, resolve=True))
         self.update_meta(resumed=[*self.meta.get("resumed", []), more])
@@ -167,9 +178,8 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the run; calls may be nested. A copy of the folder is not locked, nor is
-        a run after its process died. Raises UserError if another process trains the run, or if the
-        folder has links that lead out of it."""
+        """Hold the lock of the run; calls may be nested. Raises UserError if another process trains
+        the run, or if the folder has links that lead out of it."""
         self.validate_links()
         with files.explain_write_errors(self.folder):
             (self.folder / ".lock").touch()
@@ -189,7 +199,7 @@ class Run:
 
     def validate_links(self) -> None:
         """Raise UserError if a link leads out of the folder, since writing through it would change
-        foreign files. W&B never writes through its own link: each session makes a new one."""
+        foreign files. W&B never writes through its own link."""
         for path in self.folder.rglob("*"):
             is_of_wandb = path.relative_to(self.folder).match(f"wandb/*run-*/logs/{WANDB_LINK}")
             if path.is_symlink() and not is_of_wandb and not files.is_inside(path, self.folder):
@@ -199,8 +209,7 @@ class Run:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Set the status to running inside, and afterwards to done, stopped or failed. Raises
-        UserError if another process trains the run."""
+        """Hold the lock, with the status running inside, and afterwards done, stopped or failed."""
         with self.lock():
             self.set_status("running")
             try:
@@ -252,7 +261,8 @@ class Run:
         if not self.has_metrics:
             return [], 0
         rows, lost = files.read_jsonl_leniently(self.metrics_file)
-        kept = [row for row in rows if isinstance(row, dict) and _has_step(row)]
+        dicts = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        kept = [row for row in dicts if 0 <= row["step"] < 2**53]
         return [renamed_metrics(row) for row in kept], lost + len(rows) - len(kept)
 
     def is_evaluated(self, step: int) -> bool:
@@ -268,7 +278,7 @@ class Run:
             files.append_jsonl(file, [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
-        """Write episodes/KIND-STEP.jsonl and its index (kind: train or eval), and log them."""
+        """Write episodes/KIND-STEP.jsonl (kind: train or eval), and log them."""
         file = self.folder / "episodes" / f"{kind}-{step:06d}.jsonl"
         with files.explain_write_errors(self.folder):
             episode_files.write(file, episodes)
@@ -278,8 +288,8 @@ class Run:
 
     def episode_files(self, kind: str = "*") -> list[Path]:
         """Return the episode files in the order of their steps."""
-        files = _numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))
-        return sorted(files, key=lambda file: (step_of(file), file.name))
+        found = _numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))
+        return sorted(found, key=lambda file: (step_of(file), file.name))
 
     def read_episodes(self, kind: str, step: int) -> list[Episode]:
         """Return the episodes that `write_episodes` wrote."""
@@ -300,18 +310,15 @@ class Run:
                 yield partial
                 for log in filter(Path.exists, (self.folder / name for name in LOGS)):
                     files.sync(log)
-                checkpoint_digest.write(partial, step, files.count_lines(self.metrics_file))
+                checkpoints.write(partial, step, files.count_lines(self.metrics_file))
                 files.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-            self._prune_checkpoints(final)
-
-    def _prune_checkpoints(self, newest: Path) -> None:
-        found = [folder for folder in self.checkpoints() if folder != newest]
-        planned = [folder for folder in found if folder.name.startswith("step-")]
-        kept = KEPT_CHECKPOINTS - newest.name.startswith("step-")
-        for old in [*planned[:-kept], *(folder for folder in found if folder not in planned)]:
-            shutil.rmtree(old)
+            older = [folder for folder in self.checkpoints() if folder != final]
+            kept = [folder for folder in older if folder.name.startswith("step-")]
+            for old in older:
+                if old not in kept[-(KEPT_CHECKPOINTS - planned) :]:
+                    shutil.rmtree(old)
 
     def checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
@@ -325,7 +332,7 @@ class Run:
         errors: list[UserError] = []
         for folder in reversed(self.checkpoints()):
             try:
-                found = checkpoint_digest.read(folder)
+                found = checkpoints.read(folder)
                 found.verify(*parts)
             except UserError as error:
                 errors.append(error)
@@ -334,26 +341,23 @@ class Run:
                 reason = str(error).rpartition(";")[0]
                 echo(f"{reason}; checkpoint '{folder}' is used instead", err=True)
             return found
-        raise errors[0] if errors else self._no_checkpoint()
+        again = f"agentrl train --config {shlex.quote(str(self.config_file))} name=null"
+        line = f"run '{self.name}' has no checkpoint; repeat it with {again}"
+        raise errors[0] if errors else UserError(line, code="no-checkpoint")
 
     def latest_checkpoint(self) -> Path:
         """Return the newest checkpoint. Raises UserError if there is none."""
         found = self.checkpoints()
         if not found:
-            raise self._no_checkpoint()
+            raise UserError(f"run '{self.name}' has no checkpoint", code="no-checkpoint")
         return found[-1]
-
-    def _no_checkpoint(self) -> UserError:
-        again = f"agentrl train --config {shlex.quote(str(self.config_file))} name=null"
-        line = f"run '{self.name}' has no checkpoint; repeat it with {again}"
-        return UserError(line, code="no-checkpoint")
 
     def truncate_logs(self, checkpoint: Checkpoint) -> None:
         """Remove metrics and episodes that are later than the checkpoint."""
         files.truncate(self.metrics_file, checkpoint.metric_lines or 0)
         for file in self.episode_files():
             if step_of(file) > checkpoint.step:
-                episode_files.remove(file)
+                file.unlink()
 
 
 class NullRun(Run):
@@ -375,19 +379,9 @@ class NullRun(Run):
     def track(self) -> Iterator[None]:
         yield
 
-    def attach(self, loggers: list[Logger], cfg: DictConfig) -> None: ...
+    def _skip(self, *args: Any, **options: Any) -> None: ...
 
-    def append_log(self, text: str) -> None: ...
-
-    def set_status(self, status: str, error: str | None = None) -> None: ...
-
-    def update_meta(self, **facts: Any) -> None: ...
-
-    def record_resume(self, cfg: DictConfig, step: int) -> None: ...
-
-    def truncate_logs(self, checkpoint: Checkpoint) -> None: ...
-
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+    attach = append_log = set_status = update_meta = record_resume = truncate_logs = log = _skip
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
         return self.folder
@@ -413,21 +407,51 @@ def is_folder_name(name: str) -> bool:
     return re.fullmatch(r"\w[\w.=,+-]*", name) is not None
 
 
-def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint or an episode file."""
-    return int(path.stem.rpartition("-")[2])
-
-
-def _has_step(row: dict[str, Any]) -> bool:
-    step = row.get("step")
-    return isinstance(step, int) and 0 <= step < 2**53
-
-
 def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if re.fullmatch(r".*-\d+", path.stem, re.ASCII))
 
 
-def _new_name(cfg: DictConfig) -> str:
-    parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
-    letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
-    return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
+def facts() -> dict[str, Any]:
+    """Return the code, packages and machine of a run. The version of a missing package is None."""
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    python = platform.python_version()
+    machine = {"platform": platform.platform(), "python": python, "cpus": os.cpu_count()}
+    return {"agentrl": __version__, **code(), "packages": packages, "machine": machine}
+
+
+def code() -> dict[str, Any]:
+    """Return the states of this package (`git`, None without a checkout) and of the working folder,
+    with digests of its uncommitted Python, YAML and Jinja files."""
+    root, folder = Path(__file__).parents[2], Path.cwd()
+    state = _git_state(folder)
+    if state is not None:
+        changed = _git(folder, "ls-files", "-z", "--modified", "--others", "--exclude-standard")
+        own = {name for name in (changed or "").split("\0") if Path(name).suffix in OWN_CODE}
+        digests: dict[str, str] = {}
+        for name in sorted(own)[:MAX_FILES]:
+            with suppress(OSError):
+                content = (folder / name).read_bytes()
+                digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+        state["files"] = digests
+    git = _git_state(root) if (root / ".git").exists() else None
+    return {"git": git, "working_folder": {"folder": str(folder), "git": state}}
+
+
+def _git_state(folder: Path) -> dict[str, Any] | None:
+    if (commit := _git(folder, "rev-parse", "HEAD")) is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "-uno"))}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return the output of git, which must not start programs named in the repository's config, or
+    None if it fails."""
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "surrogateescape"}
+    try:
+        return subprocess.run(command, check=True, timeout=20, **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -41,7 +41,7 @@ from agentrl_cli.rollout.demos import (
 )
 from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, read_episodes
-from agentrl_cli.runs.best import VAL, played_checkpoint
+from agentrl_cli.runs.checkpoints import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.distributed import RankActors, RankGenerator, check_agreement
 from agentrl_cli.training.learner import Learner
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from agentrl_cli.rollout.collector import Collector
-    from agentrl_cli.runs.checkpoint_digest import Checkpoint
+    from agentrl_cli.runs.checkpoints import Checkpoint
     from agentrl_cli.runs.run import Run
 
 BUFFER_FILE = "buffer.jsonl"

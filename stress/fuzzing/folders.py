@@ -19,7 +19,7 @@ from agentrl_cli.config.compose import check, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.compare import gather, render
 from agentrl_cli.report.page import run_page, write
-from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.build import Parts, build_parts
 from stress.fuzzing.mutations import Draw, mutated_bytes, mutated_file
@@ -99,20 +99,18 @@ def _copied(source: Path, now: Path) -> Path:
 
 def _sign(file: Path) -> None:
     """Make the record of the checkpoint that a spoilt file is in fit again, so that it is read."""
-    folder = next(
-        (path for path in file.parents if (path / checkpoint_digest.RECORD).exists()), None
-    )
+    folder = next((path for path in file.parents if (path / checkpoints.RECORD).exists()), None)
     if folder is None:
         return
     with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        record = json.loads((folder / checkpoint_digest.RECORD).read_text())
-        if file.name != checkpoint_digest.RECORD:
+        record = json.loads((folder / checkpoints.RECORD).read_text())
+        if file.name != checkpoints.RECORD:
             name = str(file.relative_to(folder))
-            record["files"][name] = checkpoint_digest._digest(file)
+            record["files"][name] = checkpoints.digest_of_file(file)
         content = {key: value for key, value in record.items() if key != "digest"}
-        record["digest"] = checkpoint_digest._digest_of(content)
-        (folder / checkpoint_digest.RECORD).unlink()
-        (folder / checkpoint_digest.RECORD).write_text(json.dumps(record))
+        record["digest"] = checkpoints.digest_of_record(content)
+        (folder / checkpoints.RECORD).unlink()
+        (folder / checkpoints.RECORD).write_text(json.dumps(record))
 
 
 def _resume(run: Run, parts: Parts) -> None:

@@ -50,19 +50,16 @@ def archer_with_values(
 
 
 def phases(algo: ArCHer, episodes: list[Episode], buffer: ReplayBuffer) -> list[Phase]:
-    """Of an update that trains nothing."""
     return list(algo.update(episodes, buffer))
 
 
 def run_update(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
-    """One real update on won and lost games."""
     fresh, buffer = [deepcopy(WON), deepcopy(LOST)], filled(WON, LOST)
     algo.context.step = step
     return learner(algo, models).run(algo.update(fresh, buffer), step)
 
 
 def targets(samples: list[Sample], what: str) -> list[float]:
-    """The targets of `q` or `v` in the order of the turns."""
     return [
         target
         for sample in samples

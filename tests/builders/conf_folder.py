@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from omegaconf import OmegaConf
 
 from tests.paths import CONF
@@ -77,62 +79,6 @@ ROOT = OmegaConf.to_yaml(
     OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
 )
 
-FILES = {
-    "config.yaml": ROOT,
-    "algo/first.yaml": """
-        # the first of two
-        _target_: sample_nodes.Algo
-        clip_eps: 0.2
-        epochs: 1
-        require_optimal: false
-        kind: soft
-        limit: null
-        prompts: {critique: say what was wrong}
-        advanced: {rounds: 1, weights: [1.0, 2.0]}
-        """,
-    "algo/second.yaml": "defaults: [first, _self_]\nclip_eps: 0.4\n",
-    "algo/light.yaml": "_target_: sample_nodes.Light\nlow: 1\nhigh: 2\n",
-    "env/world.yaml": """
-        _target_: sample_nodes.World
-        part: {size: 3}
-        parts: [{size: 1}, {size: 2}]
-        helper: {_target_: sample_nodes.Part, size: 7}
-        folder: some/where
-        shape: [2, 3]
-        """,
-    "model/tiny.yaml": """
-        path: tiny
-        weights: ${env.folder}
-        dtype: float32
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
-    "model/hf.yaml": """
-        path: ???
-        weights: null
-        dtype: auto
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
-    "recipe/quick.yaml": """
-        # @package _global_
-        # a short one
-        defaults: [{override /model: hf}]
-        steps: 2
-        algos:
-            second: {algo: {epochs: 3, limit: 1.0}}
-        """,
-    "recipe/quicker.yaml": """
-        # @package _global_
-        defaults: [quick, _self_]
-        steps: 1
-        """,
-    "ablation.yaml": """
-        # One part less.
-        ungated:  # without the gate
-            algo: {require_optimal: false, epochs: 4}
-        short: {steps: 3}
-        """,
-}
+FOLDER = Path(__file__).parent / "sample_conf"
+FILES = {str(file.relative_to(FOLDER)): file.read_text() for file in sorted(FOLDER.rglob("*.yaml"))}
+FILES["config.yaml"] = ROOT

@@ -18,12 +18,10 @@ RIGHT = {JUMP: "Failure.", GO: "Success."}
 
 
 def rolled(env: Env, generator: Generator, starts: list[EpisodeStart]) -> list[Episode]:
-    """The episodes of these starts."""
     return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_seq_len=2000)
 
 
 def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NLAC:
-    """The algorithm in a world in which actions are really probed."""
     bound(algo, generator, models)
     algo.context.probe = lambda starts: rolled(env, generator, starts)
     tasks = env.tasks("train")
@@ -48,7 +46,6 @@ def walker(first: str | list[str], forecasts: dict[str, str], refine: str = GO) 
 
 
 def walks(generator: Troupe, count: int) -> list[Episode]:
-    """Episodes of the corridor."""
     task = PATH.tasks("train")[0]
     starts = [EpisodeStart(task, "g", seed, f"e{seed}") for seed in range(count)]
     return rolled(PATH, generator, starts)

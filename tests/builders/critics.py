@@ -30,7 +30,6 @@ def bound(
     lora: LoraConfig | None = None,
     attention: str = "sdpa",
 ) -> ModelSet:
-    """Bind the algorithm to random models, which are returned."""
     config = model_config(folder, lora=lora, attention=attention)
     models = ModelSet(config, algo.models(), "cpu", 0)
     algo.bind(
@@ -44,7 +43,6 @@ def bound(
 
 @torch.no_grad()
 def randomise_heads(models: ModelSet, *names: str) -> None:
-    """Give heads, which start at zero, random weights."""
     torch.manual_seed(3)
     for name in names:
         head = models.head(name)
@@ -64,7 +62,6 @@ def head_values(models: ModelSet, name: str, ids: list[int]) -> list[float]:
 
 
 def learner(algo: Algorithm, models: ModelSet, generator: Generator | None = None) -> Learner:
-    """A learner that publishes to the generator."""
     return Learner(
         models, algo.models(), microbatch_tokens=4096, seed=0,
         publish=lambda name: generator.load(name, models.version(name)) if generator else None,
@@ -109,7 +106,6 @@ def success_while_learning(
 
 
 def with_rewards(played: Episode, *rewards: float) -> Episode:
-    """The episode with these rewards, one a turn."""
     for turn, reward in zip(played.turns, rewards, strict=True):
         turn.reward = reward
     return played

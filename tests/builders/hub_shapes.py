@@ -28,7 +28,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_shape(root: Path, name: str) -> Path:
-    """The folder of a shape, made in `root`."""
     folder = root / name
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES[name]))

@@ -48,29 +48,21 @@ def model_config(
     chat_template: str | None = None,
     system_role: Literal["system", "user"] = "system",
 ) -> ModelConfig:
-    """The settings of a model that lies in `folder`."""
     return ModelConfig(
-        path=str(folder),
-        weights=weights,
-        dtype=dtype,
-        attention=attention,
-        gradient_checkpointing=checkpointing,
-        lora=lora,
-        chat_template=chat_template,
+        path=str(folder), weights=weights, dtype=dtype, attention=attention,
+        gradient_checkpointing=checkpointing, lora=lora, chat_template=chat_template,
         system_role=system_role,
-    )
+    )  # fmt: skip
 
 
 def build(
     folder: Path | str, lora: LoraConfig | None = None, *, seed: int = 0, dtype: str = "float32"
 ) -> ModelSet:
-    """A set of four models on the CPU."""
     return ModelSet(model_config(folder, dtype=dtype, lora=lora), SPECS, "cpu", seed)
 
 
 @torch.no_grad()
 def disturb(models: ModelSet, name: str, seed: int = 1) -> None:
-    """Give one model other weights."""
     torch.manual_seed(seed)
     for weight in models.weights(name).values():
         weight.add_(torch.randn_like(weight) * 0.1)

@@ -55,7 +55,6 @@ def messages(prompt: str) -> list[str]:
 
 
 def asked(prompt: str) -> str:
-    """The last message of a prompt."""
     return messages(prompt)[-1].removesuffix("<|im_end|>\n")
 
 
@@ -96,7 +95,6 @@ class Troupe(Generator):
         self.loaded.append((model, version))
 
     def of(self, role: str) -> list[Call]:
-        """The calls of one role."""
         return [call for call in self.calls if call.role == role]
 
     def _say(self, role: str, text: str, seed: str) -> Completion:
@@ -143,7 +141,6 @@ def episode(name: str, actions: list[str], *, success: bool, stop: str = "done")
 
 
 def places(*episodes: Episode) -> list[TurnRef]:
-    """Every turn of the episodes."""
     return [TurnRef(e, t) for e in episodes for t in range(len(e.turns))]
 
 
@@ -163,7 +160,6 @@ def candidate(text: str, draws: int, *success: float, critique: str = "") -> Can
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:
-    """A buffer of these episodes."""
     buffer = ReplayBuffer(None, 100)
     buffer.add(list(episodes))
     return buffer
@@ -175,7 +171,6 @@ def nlac(
     diagnostics: dict[str, int] | None = None,
     **changes: Any,
 ) -> NLAC:
-    """Return NLAC with one forecast, one refinement and without optional parts."""
     usual: dict[str, Any] = {
         "turns_per_update": 4, "num_forecasts": 1, "num_refinements": 1, "require_optimal": False,
         "show_alternatives": False, "policy_target": "refined",
@@ -200,7 +195,6 @@ def nlac(
 
 
 def weights(algo: NLAC, folder: Path) -> ModelSet:
-    """The algorithm's models, random."""
     return ModelSet(model_config(folder), algo.models(), "cpu", 0)
 
 
@@ -215,12 +209,10 @@ def bound(algo: NLAC, generator: Generator, models: ModelSet) -> NLAC:
 
 
 def updated(algo: NLAC, buffer: ReplayBuffer) -> dict[str, Phase]:
-    """The phases of an update that trains nothing."""
     return {phase.name: phase for phase in algo.update([], buffer)}
 
 
 def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
-    """One real update."""
     learner = Learner(
         models, algo.models(), microbatch_tokens=4096, seed=0, publish=lambda name: None
     )
@@ -236,7 +228,6 @@ def branches(sample: Sample) -> list[tuple[str, list[float]]]:
 
 
 def written(sample: Sample) -> str:
-    """The text of the trained tokens."""
     return CHAT.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
@@ -253,5 +244,4 @@ LOST = episode("lost", ["Is it old?", "Is it a dog?"], success=False)
 
 
 def turn_with_critic(forecasts: list[str]) -> Turn:
-    """A turn with what a critic has left on it."""
     return Turn([], "", [], [], [], info={"critic": {"forecasts": forecasts}})

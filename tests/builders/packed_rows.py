@@ -72,7 +72,6 @@ def model_of(family: str, layout: str = "visible_first", grad: str = "full") -> 
 
 
 def head_of(width: int = 32) -> ValueHead:
-    """A value head that is no longer zero."""
     head = ValueHead(width)
     with torch.no_grad():
         head.weight.copy_(torch.linspace(-1, 1, width))
@@ -87,12 +86,10 @@ class Row:
     prompt: list[int]
 
     def state(self, k: int) -> list[int]:
-        """The ids of s_k."""
         past = [i for observation, action in self.turns[:k] for i in observation + action]
         return past + (self.turns[k][0] if k < len(self.turns) else [])
 
     def sample(self) -> Sample:
-        """The row in reading order, its actions trained."""
         ids, mask, labels = [], [], []
         for k in range(len(self.turns) + 1):
             observation, action = self.turns[k] if k < len(self.turns) else ([], [])
@@ -102,7 +99,6 @@ class Row:
         return Sample(ids, mask, {"branch": [float(label) for label in labels]})
 
     def value_columns(self) -> list[int]:
-        """Where V_0 … V_n are read."""
         labels = self.sample().per_token["branch"]
         last = {int(label): column for column, label in enumerate(labels) if label}
         return [last[k] for k in sorted(last)]
@@ -163,7 +159,6 @@ def cached_values(
 
 
 def largest_gap(model: PreTrainedModel, head: nn.Module, rows: list[Row]) -> float:
-    """The largest difference between the packed pass and single passes."""
     with torch.no_grad():
         gaps = [
             (a - b).abs().max()

@@ -49,7 +49,6 @@ class Command:
     is_small: bool
 
     def small(self) -> str:
-        """The command with small sizes, where it takes any."""
         words = self.line.split()
         more = SMALL.get(words[1], []) if words[0] == "agentrl" and self.is_small else []
         more = [*more, *(SMALL_NLAC if more and "algo=nlac" in words else [])]
@@ -92,7 +91,6 @@ class Place:
 
 
 def place_for(page: list[Command], folder: Path) -> Place:
-    """The place of a page that prints these commands."""
     lines = " ".join(command.line for command in page)
     bin_folder = Path(sys.executable).parent
     if "MODEL" in lines:

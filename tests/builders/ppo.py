@@ -31,7 +31,6 @@ def ppo(**changes) -> PPO:
 def ppo_with_values(
     folder: Path, lora: LoraConfig | None = None, **changes
 ) -> tuple[PPO, ModelSet]:
-    """The algorithm on a model whose values are not zero."""
     algo = ppo(**changes)
     models = bound(algo, folder, lora=lora)
     randomise_heads(models, "policy")

@@ -35,14 +35,12 @@ class Ended:
 
 
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun sets, and accelerate launch by it."""
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return {name: str(value) for name, value in given.items()} | place
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -80,19 +78,16 @@ def started_by(launcher: Sequence[str], command: list[str]) -> Ended:
 
 
 def train_command(root: Path, algo: str, name: str, *more: str) -> Settings:
-    """`agentrl train` of a small run."""
     return ["train", *settings(root, algo, name, *more), "--config-dir", str(folders(root))]
 
 
 def trained_by(size: int, root: Path, algo: str, name: str, *more: str) -> Run:
-    """A small run, done by so many processes."""
     ends = launch(*[train_command(root, algo, name, *more)] * size)
     assert [end.code for end in ends] == [0] * size, ends
     return Run(root / name)
 
 
 def weights(run: Run) -> dict[str, Tensor]:
-    """All weights of a run's last checkpoint, by file and name."""
     folder = run.latest_checkpoint() / "models"
     files = sorted(folder.rglob("*.safetensors"))
     pairs = ((str(file.relative_to(folder)), load_file(file)) for file in files)
@@ -100,7 +95,6 @@ def weights(run: Run) -> dict[str, Tensor]:
 
 
 def largest_gap(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """By how much two sets of weights differ at most."""
     assert one.keys() == other.keys()
     return max(float((one[key] - other[key]).abs().max()) for key in one)
 
@@ -123,6 +117,5 @@ class Dying(HFGenerator):
 
 
 def dying(rank: int, at: int) -> str:
-    """The override by which a rank dies."""
     target = f"_target_: tests.builders.ranks.Dying, rank: {rank}, at: {at}"
     return f"hardware.generator={{{target}, max_batch: 64, cache_tokens: 10000}}"

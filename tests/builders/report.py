@@ -18,7 +18,6 @@ BETTER: Outcomes = {"cat": [1, 1], "dog": [1, 0], "owl": [1, 0], "elk": [0, 1]}
 
 
 def episode(task: str, number: int, won: int, text: str = "Is it big?", **info: Any) -> Episode:
-    """Two turns, the second of which decides."""
     asked = Turn([Message("user", "Ask.")], text, [1, 2], [3], [0.0], info=dict(info))
     guessed = Turn([Message("user", "No.")], "A cat.", [4], [5], [0.0], float(won))
     guessed.info = {"success": bool(won)}
@@ -27,7 +26,6 @@ def episode(task: str, number: int, won: int, text: str = "Is it big?", **info: 
 
 
 def episodes(outcomes: Outcomes, text: str = "Is it big?", **info: Any) -> list[Episode]:
-    """The episodes with these outcomes."""
     rows = [(task, n, won) for task, row in outcomes.items() for n, won in enumerate(row)]
     return [episode(task, n, won, text, **info) for task, n, won in rows]
 
@@ -84,7 +82,6 @@ def _evaluation(step: int, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def break_lines(folder: Path, *numbers: int) -> None:
-    """Spoil lines of metrics.jsonl, counted from 0."""
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines()
     for number in numbers:

@@ -30,39 +30,24 @@ ALGORITHMS = {
     "rft": ["algo=rft"],
     "grpo": ["algo=grpo", "algo.kl_coef=0.1", "algo.group_size=4", "algo.epochs=2"],
     "ppo": [
-        "algo=ppo",
-        "algo.level=token",
-        "algo.value_clip=0.2",
-        "algo.kl_coef=0.1",
-        "algo.minibatch_tokens=300",
-        "algo.critic_warmup=1",
+        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl_coef=0.1",
+        "algo.minibatch_tokens=300", "algo.critic_warmup=1",
     ],
     "archer": [
-        "algo=archer",
-        "algo.critic_updates=2",
-        "algo.critic_warmup=1",
-        "algo.episodes_per_update=4",
-        "algo.buffer_size=20",
+        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
+        "algo.episodes_per_update=4", "algo.buffer_size=20",
     ],
     "dpo": ["algo=dpo", DEMOS, "algo.minibatch_tokens=400", "algo.reference=iteration"],
     "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.minibatch_tokens=300"],
     "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.expert_states_per_update=2"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo", "algo.critic_warmup=1"],
     "nlac": [
-        "algo=nlac",
-        "algo.kl_coef=0.1",
-        "algo.critic_warmup=1",
-        "algo.separate_critic=false",
-        "algo.policy_target=refined",
-        "algo.require_optimal=true",
-        "algo.num_candidates=2",
-        "algo.turns_per_update=8",
-        "algo.advanced.buffer_size=20",
-        "algo.advanced.role_tokens=5",
-        "algo.diagnostics.num_states=1",
-        "algo.diagnostics.num_rollouts=2",
+        "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1", "algo.separate_critic=false",
+        "algo.policy_target=refined", "algo.require_optimal=true", "algo.num_candidates=2",
+        "algo.turns_per_update=8", "algo.advanced.buffer_size=20", "algo.advanced.role_tokens=5",
+        "algo.diagnostics.num_states=1", "algo.diagnostics.num_rollouts=2",
     ],
-}
+}  # fmt: skip
 SPEAKER = "hardware=speaker"
 GUARDED = [
     "algo.separate_critic=true",
@@ -99,7 +84,6 @@ def folders(root: Path) -> Path:
 
 
 def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
-    """The overrides of a small run."""
     return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
 
 
@@ -115,13 +99,11 @@ def begun(
 
 
 def trained(root: Path, algo: str, name: str, *more: str) -> Run:
-    """A small run, done."""
     start(settings(root, algo, name, *more), config_dir=folders(root))
     return Run(root / name)
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """All that a run holds, without times."""
     last = run.latest_checkpoint()
     kept = {str(file.relative_to(last)): file for file in sorted(last.rglob("*.safetensors"))}
     buffer = run.folder / "buffer.jsonl"
@@ -149,17 +131,14 @@ def saved(run: Run) -> dict[str, dict[str, str]]:
 
 
 def digest(file: Path) -> str:
-    """16 hex digits of a file's bytes."""
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what it took."""
     return {name: value for name, value in row.items() if not name.startswith("time/")}
 
 
 def untimed(value: Any) -> Any:
-    """JSON values without the seconds of episodes."""
     if isinstance(value, dict):
         left_out = ("seconds", "env_seconds")
         return {key: untimed(item) for key, item in value.items() if key not in left_out}

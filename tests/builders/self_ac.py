@@ -38,7 +38,6 @@ def settings(**changes: Any) -> dict[str, Any]:
 def self_ac(
     folder: Path | str, lora: LoraConfig | None = None, attention: str = "sdpa", **changes: Any
 ) -> tuple[SelfAC, ModelSet]:
-    """The algorithm, bound to models of its own."""
     algo = SelfAC(**settings(**changes))
     return algo, bound(algo, Path(folder), lora=lora, attention=attention)
 
@@ -53,13 +52,11 @@ def played(name: str, rewards: Sequence[float], *, stop: str = "done") -> Episod
 
 
 def phase_of(algo: SelfAC, *episodes: Episode) -> Phase:
-    """The one phase of an update."""
     (phase,) = algo.update(list(episodes), ReplayBuffer(None, 1))
     return phase
 
 
 def forward_pass(models: ModelSet, samples: list[Sample]) -> tuple[Outputs, Batch]:
-    """What the learner computes of one micro-batch."""
     batch = collate(samples)
     return forward(models.module("policy"), batch, models.head("policy")), batch
 

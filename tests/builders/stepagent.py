@@ -66,14 +66,12 @@ def shown(
     generator: Generator | None = None,
     lora: LoraConfig | None = None,
 ) -> ModelSet:
-    """Bind the algorithm to random models and these demonstrations."""
     models = bound(algo, folder, generator, lora)
     algo.context.demos = demos
     return models
 
 
 def phases(algo: Algorithm, episodes: list[Episode] | None = None) -> dict[str, Phase]:
-    """The phases of an update that trains nothing."""
     return {p.name: p for p in algo.update(episodes or [], ReplayBuffer(None, 1))}
 
 
@@ -123,7 +121,6 @@ class Bandit:
             self.models.ema_update("reference", "policy", 0.0)
 
     def step(self) -> dict[str, float]:
-        """One cycle; its metrics."""
         self.algo.context.step = self.cycle
         self.cycle += 1
         return self.learner.run(self.algo.update([], ReplayBuffer(None, 1)), self.cycle)
@@ -136,7 +133,6 @@ class Bandit:
         return [exp(sum(row)) for row in rows]
 
     def distance(self) -> float:
-        """Total variation between the policy and the demonstrations' own frequencies."""
         said = Counter(demo.turns[0].action for demo in self.demos)
         shares = [said[arm] / len(self.demos) for arm in ARMS]
         mine = self.chances()
@@ -144,11 +140,9 @@ class Bandit:
         return (sum(abs(a - b) for a, b in zip(shares, mine, strict=True)) + other) / 2
 
     def nearer(self) -> float:
-        """The distance after one more cycle."""
         self.step()
         return self.distance()
 
 
 def buffer() -> ReplayBuffer:
-    """One that nothing reads."""
     return ReplayBuffer(None, 1)

@@ -26,7 +26,6 @@ class Terminal:
     seen: str = ""
 
     def type(self, text: str) -> None:
-        """Press these keys."""
         os.write(self.handle, text.encode())
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
@@ -40,7 +39,6 @@ class Terminal:
         return shown
 
     def rest(self) -> str:
-        """What is shown until the program ends."""
         shown = ""
         while (more := self._read(0.2)) is not None:
             shown += more
@@ -48,7 +46,6 @@ class Terminal:
         return shown
 
     def _read(self, seconds: float) -> str | None:
-        """What is shown within this time; None once the program is gone."""
         ready, _, _ = select.select([self.handle], [], [], seconds)
         try:
             text = os.read(self.handle, 65536).decode(errors="replace") if ready else ""

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import torch
+import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
@@ -61,23 +53,15 @@ def tiny_model(
     key/value heads of width `head`, in evaluation mode."""
     torch.manual_seed(0)
     config_class, model_class, more = {
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-        "llama": (LlamaConfig, LlamaForCausalLM, {}),
-        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 8}),
+        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+        "mistral": (hf.MistralConfig, hf.MistralForCausalLM, {"sliding_window": 8}),
     }[kind]
     config = config_class(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // head,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        **more,
-    )
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width,
+        num_hidden_layers=layers, num_attention_heads=width // head, num_key_value_heads=1,
+        max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, **more,
+    )  # fmt: skip
     return model_class(config).eval()

@@ -23,7 +23,6 @@ PROGRAM = Path(sys.executable).parent / "transformers"
 
 
 def free_port() -> int:
-    """A port that nothing listens at just now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]
 

@@ -43,7 +43,6 @@ real = pytest.param(
 
 
 def lora_models(folder: Path | str, *, dtype: str = "float32") -> ModelSet:
-    """Policy, target and reference as adapters on the CPU."""
     return ModelSet(model_config(folder, dtype=dtype, lora=LORA), GENERATING, "cpu", 0)
 
 
@@ -55,7 +54,6 @@ def server_settings(**changes: Any) -> ServerSettings:
 
 
 def generator(models: ModelSet, *urls: str, **changes: Any) -> VLLMGenerator:
-    """A generator that samples from these servers; attempts are short."""
     usual: dict[str, Any] = {
         "requests": 8, "timeout": 60.0, "retries": 1, "max_logp_diff": 1e-3, "adapters": None,
         "server": server_settings(),
@@ -79,23 +77,15 @@ def vllm_run(url: str, folder: Path, root: Path, algo: str, *more: str) -> list[
     }  # fmt: skip
     unread = ["algo.min_parse_rate=0"] if algo == "nlac" else []  # a random model writes no role
     return [
-        *settings(root, algo, "it"),
-        *unread,
-        "model=hf",
-        f"model.path={folder}",
-        "model.lora.rank=4",
-        "rollout.max_new_tokens=6",
-        "rollout.max_seq_len=512",
-        "hardware=vllm",
-        "hardware.device=cpu",
-        *(f"hardware.generator.{key}={value}" for key, value in values.items()),
-        *more,
-    ]
+        *settings(root, algo, "it"), *unread, "model=hf", f"model.path={folder}",
+        "model.lora.rank=4", "rollout.max_new_tokens=6", "rollout.max_seq_len=512",
+        "hardware=vllm", "hardware.device=cpu",
+        *(f"hardware.generator.{key}={value}" for key, value in values.items()), *more,
+    ]  # fmt: skip
 
 
 @contextmanager
 def real_settings() -> Iterator[ServerSettings]:
-    """How the real server is started here."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CPU.items():
             patch.setenv(name, value)

@@ -17,7 +17,6 @@ from tests.paths import CONF
 
 @cache
 def settings(name: str = "wiki") -> dict[str, Any]:
-    """The keys of conf/env/NAME.yaml."""
     file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "env" / f"{name}.yaml"))
     below = [settings(one) for one in file.get("defaults", []) if one != "_self_"]
     node = {key: value for key, value in file["env"].items() if key != "_target_"}
@@ -25,7 +24,6 @@ def settings(name: str = "wiki") -> dict[str, Any]:
 
 
 def wiki(name: str = "wiki", **changes: Any) -> Wiki:
-    """The environment as it is configured, but for these changes."""
     return Wiki(**{**settings(name), **changes})
 
 
@@ -45,39 +43,17 @@ def shown(env: Wiki, *actions: str) -> str:
 
 
 def expert_steps(env: Wiki, task: Task) -> list[tuple[str, Step]]:
-    """The expert's actions and what came of each."""
     env = begun(env, task)
     return [(action, env.step(action)) for action in env.expert(task)]
 
 
-HOME = """# Home
-
-Welcome to [the guide](sub/guide.md) and [[Rivers|all rivers]].
-See [a site](https://example.org), ![a map](map.png), [up](../../etc/passwd), [gone](no.md).
-"""
-GUIDE = """The guide is long.
-There are 42 apples in it.
-Back to [home](../index.md).
-"""
-PAGES = {
-    "index.md": HOME,
-    "sub/guide.md": GUIDE,
-    "Rivers.txt": "Rivers flow.\nSo it goes: [[Home]].\n",
-}
-ROWS = [
-    {"question": "How many apples?", "answer": ["42", "forty-two"], "evidence": [["guide", 2]]},
-    {
-        "question": "What do rivers do?",
-        "answer": "They flow.",
-        "split": "test",
-        "evidence": [["Rivers.txt", "rivers FLOW"]],
-    },
-    {"topic": "apples", "lines": [["sub/guide.md", 2]]},
-]
+DATA = json.loads((Path(__file__).parent / "wiki_data.json").read_text())
+PAGES: dict[str, Any] = DATA["PAGES"]
+ROWS: list[dict[str, Any]] = DATA["ROWS"]
+PARAGRAPHS, HOTPOT, TWO_WIKI = DATA["PARAGRAPHS"], DATA["HOTPOT"], DATA["TWO_WIKI"]
 
 
 def write_folder(root: Path, pages: dict[str, Any] | None = None, rows: Any = ROWS) -> Path:
-    """A folder of pages, text or bytes, with questions."""
     for name, content in (PAGES if pages is None else pages).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         raw = content if isinstance(content, bytes) else content.encode()
@@ -85,30 +61,3 @@ def write_folder(root: Path, pages: dict[str, Any] | None = None, rows: Any = RO
     lines = rows if isinstance(rows, str) else "\n".join(map(json.dumps, rows))
     (root / "questions.jsonl").write_text(lines)
     return root
-
-
-ANNA = ["Anna lived in Grey Castle.", "She was tall."]
-PARAGRAPHS = [
-    ["Anna", ANNA],
-    ["Grey Castle", ["It is old.", " ", " The Velm flows by it."]],
-    ["Velm", ["Velm is a river."]],
-]
-HOTPOT = {
-    "_id": "5a",
-    "question": "Which river flows by the castle of Anna?",
-    "answer": "Velm",
-    "type": "bridge",
-    "level": "easy",
-    "context": PARAGRAPHS,
-    "supporting_facts": [["Anna", 0], ["Grey Castle", 2], ["Anna", 9]],
-}
-TWO_WIKI = {
-    "_id": "b1",
-    "question": "Is the Velm a river?",
-    "answer": "yes",
-    "type": "bridge_comparison",
-    "entity_ids": "Q1_Q2",
-    "evidences": [["Velm", "is", "river"]],
-    "context": {"title": ["Velm", "Anna"], "sentences": [["Velm is a river."], ["Another Anna."]]},
-    "supporting_facts": {"title": ["Velm"], "sent_id": [0]},
-}

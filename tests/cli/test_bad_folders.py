@@ -80,13 +80,6 @@ def spoil_episode(run: Path, **entries: object) -> None:
     files.write_jsonl(file, [first, *others])
 
 
-def spoil_index(run: Path, place: int, value: object) -> None:
-    file = run / "episodes" / "eval-000020.index.json"
-    content = files.read_json(file)
-    content["episodes"][0][place] = value
-    files.write_json(file, content)
-
-
 SPOILED = {
     "no final success": lambda run: spoil_metrics(run, **{"eval/test_success": None}),
     "a success in words": lambda run: spoil_metrics(run, **{"eval/test_success": "high"}),
@@ -96,9 +89,7 @@ SPOILED = {
     "a binary configuration": lambda run: (run / "config.yaml").write_bytes(b"\xff\x00"),
     "a nested configuration": lambda run: (run / "config.yaml").write_text("[" * 100_000),
     "steps in a list": lambda run: (run / "config.yaml").write_text("steps: [20]"),
-    "a nested index": lambda run: next(run.rglob("*20.index.json")).write_text("[" * 100_000),
-    "an id of the index": lambda run: spoil_index(run, 0, None),
-    "a place in the index": lambda run: spoil_index(run, 2, -1),
+    "a nested episode": lambda run: next(run.rglob("*20.jsonl")).write_text("[" * 100_000 + "\n"),
     "an episode's ids": lambda run: spoil_episode(run, action_ids=None),
     "an episode's info": lambda run: spoil_episode(run, info=[]),
     "a critic's numbers": lambda run: spoil_episode(run, info={"value": "red", "thoughts": 5}),

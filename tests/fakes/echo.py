@@ -62,7 +62,6 @@ class TinyWeights:
 
 
 def random_sampler() -> HFGenerator:
-    """A random model on one thread."""
     torch.set_num_threads(1)
     return HFGenerator(TinyWeights(), max_batch=64, cache_tokens=10_000)
 

@@ -114,7 +114,6 @@ class TableGenerator(Generator):
 
 
 def pair_of(episode: Episode, turn: int) -> Pair:
-    """The room and action of a turn."""
     played = episode.turns[turn]
     return played.observation[-1].content, played.action
 

@@ -16,7 +16,6 @@ from agentrl_cli.rollout.collector import PlayRequest
 
 
 def never(part: PlayRequest) -> bool:
-    """No part is lost."""
     return False
 
 

@@ -61,7 +61,6 @@ class FakeVLLM(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def module(self, name: str) -> Any:
-        """The model with that adapter switched on."""
         assert self.adapted is not None
         self.adapted.set_adapter(name)
         return self.adapted
@@ -161,7 +160,6 @@ class Handler(BaseHTTPRequestHandler):
         self.echo(status, {"error": {"message": message, "code": status}})
 
     def drip(self) -> None:
-        """An answer that comes byte by byte and never ends."""
         self.send_response(200)
         self.send_header("Content-Length", "1000000")
         self.end_headers()
@@ -184,7 +182,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path | str, **behaviour: Any) -> Iterator[FakeVLLM]:
-    """A server in a thread of this process."""
     with FakeVLLM(folder, **behaviour) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -194,7 +191,6 @@ def serving(folder: Path | str, **behaviour: Any) -> Iterator[FakeVLLM]:
 
 
 def main(arguments: list[str]) -> None:
-    """`serve FOLDER … --port N …`, until it is ended."""
     assert arguments[0] == "serve"
     torch.set_num_threads(1)
     port = int(arguments[arguments.index("--port") + 1])

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from agentrl_cli.core import files
 from agentrl_cli.runs.run import Logger, Run
-from stress.disks import can_mount, refusing, run_mounting
+from stress.disks import refusing
 from tests.builders.command_line import agentrl, refused
 from tests.builders.runs import facts, folders, saved, settings, trained
 
@@ -25,7 +25,6 @@ OFTEN = "save_interval_minutes=1e-9"
 
 
 def counted(root: Path, algo: str) -> tuple[Run, int]:
-    """A whole run, and how many changes of files it makes."""
     with refusing(root / "whole" / "it", errno.ENOSPC, room=10**9) as disk:
         return trained(root / "whole", algo, "it", OFTEN), len(disk.changed)
 
@@ -42,7 +41,6 @@ def done(whole: tuple[Run, int]) -> Run:
 
 @pytest.fixture
 def run(tmp_path: Path, done: Run) -> Run:
-    """A copy of a run that was stopped before its last checkpoint."""
     shutil.copytree(done.folder, tmp_path / "runs" / "it")
     copied = Run(tmp_path / "runs" / "it")
     shutil.rmtree(copied.latest_checkpoint())
@@ -76,34 +74,6 @@ def test_replay_on_full_disk_resumes_equal(tmp_path: Path):
     for tenths in (4, 8):
         fill_and_resume(tmp_path, "nlac", done, changes * tenths // 10)
         shutil.rmtree(tmp_path / "full")
-
-
-SMALL_DISK = """
-mount -t tmpfs -o size=${1}k tmpfs "$2"
-code=0
-agentrl train "${@:4}" || code=$?
-cat "$2/it/meta.json"
-mount -o remount,size=200m "$2"
-agentrl resume "$2/it"
-cp -r "$2/it" "$3"
-exit $code
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_mount(), reason="may not mount here")
-@pytest.mark.parametrize("kilobytes", [21_000, 29_800])
-def test_real_full_disk_resumes_equal(tmp_path: Path, done: Run, kilobytes: int):
-    """Two checkpoints of 15 MB: there is room for one, and for nearly both."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    more = [*settings(disk, "grpo", "it"), "--config-dir", folders(tmp_path)]
-    result = run_mounting(SMALL_DISK, kilobytes, disk, tmp_path / "kept", *more)
-    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
-    said = [line for line in result.stderr.splitlines() if line.startswith("'")]
-    assert len(said) == 1 and "No space left on device" in said[0] and said[0].endswith(GO_ON)
-    kept = Run(tmp_path / "kept")
-    assert kept.is_done and facts(kept) == facts(done) and saved(kept) == saved(done)
 
 
 class Witness(Logger):
@@ -174,14 +144,3 @@ def test_writing_to_read_only_folder_is_refused(run: Run, tmp_path: Path):
         last = result.stderr.splitlines()[-1]
         assert last == f"'{place}/report' {reason} choose another place with --out"
         refused(agentrl("export", name, f"{place}/out"), f"'{place}/out' {reason} give another")
-
-
-READ_ONLY_DISK = """
-mount --bind "$1" "$1"
-mount -o remount,bind,ro "$1"
-agentrl show "$1/it"
-agentrl report "$1" --out "$2"
-agentrl resume "$1/it" && exit 9
-agentrl eval "$1/it" && exit 9
-exit 0
-"""

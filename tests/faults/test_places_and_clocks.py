@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,6 @@ from agentrl_cli.runs.run import Run
 from stress.disks import refusing
 from tests.builders.command_line import agentrl, refused
 from tests.builders.runs import facts, saved, trained
-
-DAY = 86_400.0
 
 
 @pytest.fixture(scope="module")
@@ -76,42 +72,6 @@ def test_linked_run_is_locked_by_every_name(here: Path):
 
 
 # clocks
-
-
-class JumpingClock:
-    """Wall clock that goes ten days forward and twenty back in turn, at every look."""
-
-    def __init__(self) -> None:
-        self.looks, self.real = 0, time.time
-
-    def time(self) -> float:
-        self.looks += 1
-        return self.real() + DAY * (10 if self.looks % 2 else -20)
-
-    def now(self, zone: object = None) -> datetime:
-        return datetime.fromtimestamp(self.time(), UTC)
-
-
-@pytest.mark.slow
-def test_jumping_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    done, clock = trained(tmp_path, "nlac", "whole"), JumpingClock()
-    monkeypatch.setattr("time.time", clock.time)
-    monkeypatch.setattr("agentrl_cli.runs.run.datetime", clock)
-    began = time.monotonic()
-    with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
-        run = trained(tmp_path, "nlac", "it", "save_interval_minutes=60")
-    took = time.monotonic() - began
-    assert clock.looks > 10 and facts(run) == facts(done) and saved(run) == saved(done)
-    assert disk.changed and not any("last-" in path for path in disk.changed)
-    seconds = [e.seconds for e in run.read_episodes("train", 4)]
-    seconds += [v for row in run.metrics() for name, v in row.items() if is_duration(name)]
-    assert all(0 <= value <= took for value in seconds) and sum(seconds) > 0
-    for verb in (["ls", str(tmp_path)], ["show", str(run.folder)], ["report", str(tmp_path)]):
-        assert agentrl(*verb).exit_code == 0, verb
-
-
-def is_duration(name: str) -> bool:
-    return name.startswith("time/") and name != "time/timestamp"
 
 
 def test_stopped_clock_does_not_prevent_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,6 @@ import pytest
 
 from agentrl_cli.core import files
 from stress import kills, soak
-from stress.soak import Sample
 from tests.paths import ROOT
 
 
@@ -39,23 +38,6 @@ def test_foreign_text_is_read_or_refused_in_time(tmp_path: Path):
     found = files.read_json(record)
     assert (found["fuzz_cases"], found["fuzz_unexpected"]) == (500, 0)
     assert 0 < found["fuzz_slowest_seconds"] < 10
-
-
-def sample(seconds: float, resident: int = 100, handles: int = 5, threads: int = 2) -> Sample:
-    return Sample(seconds, resident, handles, threads)
-
-
-def test_growth_compares_last_and_first_quarter():
-    samples = [sample(i, resident=size) for i, size in enumerate([1, 50, *[100] * 16, *[110] * 4])]
-    measured = soak.behind_warm_up(samples)
-    assert len(measured) == 19 and soak.growth(measured) == pytest.approx(0.1)
-
-
-def test_one_more_file_or_thread_is_a_leak():
-    flat = [sample(i) for i in range(8)]
-    assert soak.leaks(flat) == []
-    assert len(soak.leaks([*flat, sample(8, handles=6)])) == 1
-    assert len(soak.leaks([*flat, sample(8, threads=3)])) == 1
 
 
 @pytest.mark.slow

@@ -57,7 +57,6 @@ def failed(
 
 
 def train(root: Path, fails: str, delay: float = 0.0) -> Trained:
-    """Train a small run to its end."""
     began = time.monotonic()
     with served(fails=fails, delay=delay) as server:
         if fails == "refuses":
@@ -75,7 +74,6 @@ def train(root: Path, fails: str, delay: float = 0.0) -> Trained:
 
 
 def sync(said: str, server: Server) -> None:
-    """Do as the last advice says."""
     (advice,) = [line for line in said.splitlines() if line.startswith(ADVICE)]
     command = shlex.split(advice.removeprefix(ADVICE))
     assert command[:2] == ["wandb", "sync"] and Path(command[-1]).is_dir()

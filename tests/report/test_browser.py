@@ -59,7 +59,6 @@ def evaluate(page: Path, folder: Path, script: str, *more: str, width: int = WID
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report over runs with hostile texts."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1, 2):
         said = {"critic": {"forecasts": ["Failure."], "critique": HOSTILE}}
@@ -84,17 +83,6 @@ def test_page_is_drawn_with_style_and_figures(opened: Path, tmp_path: Path):
     assert (0x0B, 0x63, 0xA5) in colours  # a link: the style sheet was let in
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours  # the curves: the images were too
     assert picture.getpixel((WIDTH - 5, HEIGHT // 2)) == (255, 255, 255)
-
-
-@pytest.mark.parametrize("width", [500, 900, 1600])  # the narrowest that a window may be
-def test_nothing_is_wider_than_the_window(opened: Path, run_page: Path, tmp_path: Path, width: int):
-    for page in (opened, run_page):
-        script = """
-            document.querySelectorAll("details").forEach((details) => { details.open = true; });
-            return [innerWidth, document.documentElement.scrollWidth];
-        """
-        found = evaluate(page, tmp_path, script, width=width)
-        assert found == [width, width]
 
 
 def test_episodes_are_searched_filtered_and_sorted(run_page: Path, tmp_path: Path):

@@ -9,7 +9,6 @@ from agentrl_cli.report.episode import (
     Prediction,
     calibration,
     credit,
-    most_wrong,
     numbers,
     predictions,
     render,
@@ -29,7 +28,6 @@ def test_critic_is_compared_with_outcomes():
     ]
     found = [prediction for each in played for prediction in predictions(each)]
     assert [(p.expected, p.won) for p in found] == [(0.5, True), (1.0, False), (0.25, False)]
-    assert [p.episode for p in most_wrong(found, 2)] == ["t-dog-e00", "t-cat-e00"]
     bins = calibration(found)
     assert [(b["low"], b["turns"], b["won"]) for b in bins] == [
         (0.2, 1, 0),
@@ -39,7 +37,7 @@ def test_critic_is_compared_with_outcomes():
     assert verdicts(found) == {
         "turns": 2, "optimal": 1.0, "won_if_optimal": 0.5, "won_if_not": None,
     }  # fmt: skip
-    assert verdicts([Prediction("e", 1, 0.5, None, True)]) is None
+    assert verdicts([Prediction(0.5, None, True)]) is None
 
 
 def test_credit_of_a_turn():

@@ -27,7 +27,6 @@ EPISODES = [f"t-{task}-e{n:02d}" for task in ("cat", "dog", "owl", "elk") for n 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with all pages over runs with hostile texts."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         write_run(folder / f"grpo-{seed}", seed=seed, final=BASE, text=HOSTILE)
@@ -107,13 +106,6 @@ def test_figures_are_reproducible_and_keep_text(made: Path, tmp_path: Path):
     assert figures == {file.name: file.read_text() for file in tmp_path.glob("*.svg")}
 
 
-def test_missing_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match="matplotlib") as error:
-        written(tmp_path / "out", write_run(tmp_path / "a"))
-    assert error.value.code == "missing-package"
-
-
 def test_strange_names_are_drawn_and_written(tmp_path: Path):
     for number, name in enumerate(("$HOME_\\frac$x", "plain.jsonl")):
         write_run(tmp_path / str(number), seed=number, data={"demos": name}, text="half \ud800")
@@ -168,3 +160,10 @@ def test_runs_with_colliding_names_have_own_pages(tmp_path: Path, names: tuple[s
     assert len(pages) == 2
     for value in ("0.100", "0.600"):
         assert sum(value in text for text in pages) == 1
+
+
+def test_missing_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match="matplotlib") as error:
+        written(tmp_path / "out", write_run(tmp_path / "a"))
+    assert error.value.code == "missing-package"

@@ -1,4 +1,4 @@
-"""Episode files and their indexes: one episode is found and read without the others."""
+"""Episode files: one episode is found and read without the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
 
 
 def made(folder: Path, evaluations: dict[int, dict[str, bool]]) -> Run:
-    """A run with these outcomes at these steps."""
     (folder / "episodes").mkdir(parents=True)
     (folder / "meta.json").write_text(json.dumps({"created": "", "status": "done", "history": []}))
     run = Run(folder)
@@ -41,50 +40,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "eval-000001.jsonl"
 
 
-def test_an_indexed_episode_is_read_alone(file: Path):
+def test_an_episode_is_read_alone(file: Path):
     first, second = episode_files.search(file)
-    assert (second.task, second.success, second.reward, second.turns) == ("b", True, 1.0, 2)
+    assert (second.task, second.success, second.turns) == ("b", True, 2)
     assert (first.annotated, second.annotated) == (False, True)
     assert episode_files.read(file, second) == episode("b-0", won=True, value=1)
     file.write_bytes(b"x" * first.size + file.read_bytes()[first.size :])  # the other is gone
     assert episode_files.read(file, second).id == "b-0"
 
 
-def test_a_file_without_its_index_says_the_same(file: Path):
-    told = (
-        list(episode_files.search(file)),
-        list(episode_files.search(file, "b")),
-        episode_files.count(file),
-    )
-    episode_files.index_file(file).unlink()
-    assert told == (
-        list(episode_files.search(file)),
-        list(episode_files.search(file, "b")),
-        episode_files.count(file),
-    )
-
-
-def test_an_index_of_other_bytes_is_not_believed(file: Path):
-    before = episode_files.index_file(file).read_text()
-    episode_files.write(file, [episode("c-0")])
-    episode_files.index_file(file).write_text(before)
-    assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
-    for damage in ("", "[]", '{"version": 1, "bytes": "x"}', before.replace('"b-0"', "{}, 3")):
-        episode_files.index_file(file).write_text(damage)
-        assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
-
-
-def test_missing_index_skips_other_and_cut_lines(file: Path):
-    episode_files.index_file(file).unlink()
+def test_search_skips_other_and_cut_lines(file: Path):
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
     with user_error("not-episodes", file):
         list(episode_files.search(file))
-
-
-def test_removal_includes_the_index(file: Path):
-    episode_files.remove(file)
-    assert list(file.parent.iterdir()) == []
 
 
 def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
@@ -102,13 +71,13 @@ def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
         ids("won", "lost")
 
 
-def test_changed_needs_a_base(tmp_path: Path):
-    run = made(tmp_path / "it", {20: {"a-0": True}})
-    with pytest.raises(UserError, match=r"--changed .*eval\.baseline"):
-        find_episode(run, None, None, ["changed"])
-
-
 def test_nonsense_of_a_critic_is_shown():
     game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
     text = "\n".join(render(game, "here"))
     assert '{"x": 1}' in text and "unreadable" in text
+
+
+def test_changed_needs_a_base(tmp_path: Path):
+    run = made(tmp_path / "it", {20: {"a-0": True}})
+    with pytest.raises(UserError, match=r"--changed .*eval\.baseline"):
+        find_episode(run, None, None, ["changed"])

@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from agentrl_cli.cli.export import export
 from agentrl_cli.config.compose import build, compose
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -20,12 +22,19 @@ from agentrl_cli.runs.loggers import (
     Console,
     TrackerLogger,
     WandbLogger,
-    step_line,
-    sweep_of,
     turn_rows,
 )
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
+from tests.builders.runs import begun
+from tests.runs import test_run
+from tests.runs.test_run import episode
+
+
+def new_run(root: Path) -> tuple[Run, DictConfig]:
+    cfg = test_run.settings(root)
+    cfg.steps = 20
+    return Run.create(cfg, command="agentrl train", overrides=[]), cfg
 
 
 class Gone:
@@ -52,30 +61,6 @@ def test_closed_terminal_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest
     assert len((run.folder / "log.txt").read_text().splitlines()) == 2
 
 
-def settings(root: Path) -> DictConfig:
-    choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
-    return OmegaConf.create(
-        {"runs": str(root), "name": None, "seed": 3, "steps": 20, "choices": choices}
-    )
-
-
-def new_run(root: Path) -> tuple[Run, DictConfig]:
-    cfg = settings(root)
-    return Run.create(cfg, command="agentrl train", overrides=[]), cfg
-
-
-def episode() -> Episode:
-    turn = Turn([Message("user", "hi")], "is it alive?", [1, 2], [3], [-0.5])
-    return Episode("e1", Task("cat", "train", {}), "g", 7, [turn])
-
-
-def test_step_line_shows_reward_loss_and_time():
-    metrics = {"reward/mean": 0.4321, "policy/loss": 0.5, "policy/entropy": 2, "time/rollout": 2.06}
-    assert step_line(3, 100, metrics) == (
-        "step   3/100  reward/mean 0.432  policy/loss 0.5  rollout 2.1s"
-    )
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_terminal_gets_a_bar_below_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     master, slave = os.openpty()
@@ -100,8 +85,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
-def wandb_logger() -> WandbLogger:
-    return WandbLogger(project="test", entity=None, mode=None, rows=4, timeout=60)
+def wandb_logger(*artifacts: Any) -> WandbLogger:
+    return WandbLogger(
+        project="test", entity=None, mode=None, rows=4, timeout=60, artifacts=list(artifacts)
+    )
 
 
 @pytest.mark.wandb
@@ -120,7 +107,7 @@ def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path)
     (file,) = run.folder.glob("wandb/offline-run-*/files/media/table/episodes/train*.json")
     table = json.loads(file.read_text())
     (row,) = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert (row["observation"], row["action"], row["turn"]) == ("user: hi", "is it alive?", 1)
+    assert (row["observation"], row["action"], row["turn"]) == ("user: hi", "ask", 1)
     for word in (b"twentyq", b"nlac", b"train"):
         assert word in content
 
@@ -133,13 +120,6 @@ def test_table_has_a_row_per_turn():
     assert [row[:6] for row in rows] == [[7, "e1", "cat", False, "done", n] for n in (1, 2)]
     assert rows[0][6:] == ["system: play\nuser: hi", "a", 0.0, None, None, None]
     assert rows[1][6:] == ["user: no", "b", 1.0, 0.5, -0.25, "it repeats"]
-
-
-def test_the_runs_of_a_sweep_are_one_group(tmp_path: Path):
-    run, _ = new_run(tmp_path / "grid")
-    assert sweep_of(run) is None
-    (tmp_path / "grid" / ".multirun").mkdir()
-    assert sweep_of(run) == "grid"
 
 
 @pytest.mark.wandb
@@ -208,14 +188,6 @@ def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(row.step, row.value) for row in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
 
 
-@pytest.mark.extras
-def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
-    run, cfg = new_run(tmp_path)
-    logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
-    with user_error("tracker-refused", "mlflow", "wrong"):
-        run.attach([logger], cfg)
-
-
 class LostServer:
     """A tracker whose server has gone."""
 
@@ -253,3 +225,65 @@ def test_missing_tracker_names_its_package(
     run, cfg = new_run(tmp_path)
     with user_error("missing-package", package):
         run.attach([TrackerLogger(tracker=tracker, options={})], cfg)
+
+
+@pytest.mark.extras
+def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
+    with user_error("tracker-refused", "mlflow", "wrong"):
+        run.attach([logger], cfg)
+
+
+# artifacts
+
+
+def kept_for_wandb(root: Path) -> list[bytes]:
+    files = (root / "wandb_data_dir").rglob("*")
+    return [file.read_bytes() for file in files if file.is_file()]
+
+
+def session_of(run: Run) -> bytes:
+    wandb.teardown()  # its service flushes files when it ends
+    (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
+    return stored.read_bytes()
+
+
+@pytest.mark.wandb
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
+def test_completed_run_uploads_model_and_report(tmp_path: Path):
+    asked = ["logger=wandb", "logger.artifacts=[model,report]"]
+    process = begun(tmp_path / "runs", "grpo", "it", *asked)
+    said = process.communicate()[1]
+    assert process.returncode == 0 and "does not get" not in said, said
+    run = Run(tmp_path / "runs" / "it")
+    noted, identity = session_of(run), run.meta["wandb_id"]
+    for word in (f"model-{identity}", f"report-{identity}", "latest", "step-4", "report.html"):
+        assert word.encode() in noted
+    export(str(run.folder), tmp_path / "exported")
+    kept = kept_for_wandb(tmp_path)
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() in kept
+    assert any(b"<title>" in text and b"1 configurations" in text for text in kept)
+    assert not list(run.folder.glob(".artifact-*"))
+
+
+@pytest.mark.wandb
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
+def test_an_artifact_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def on_a_full_disk(folder: Path) -> None:
+        raise OSError("No space left on device")
+
+    run, cfg = new_run(tmp_path)
+    tracker = wandb_logger("model")
+    tracker.writers = {"model": on_a_full_disk}
+    with run.track():
+        run.attach([tracker], cfg)
+        with run.checkpoint(1):
+            pass
+    assert run.is_done
+    line = "wandb does not get the model (No space left on device)"
+    assert line in capsys.readouterr().err.splitlines()

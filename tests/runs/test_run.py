@@ -14,10 +14,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli.train import resume
-from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.find import find_run, list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
@@ -36,11 +35,6 @@ def new_run(root: Path, name: str | None = None) -> Run:
 def episode(name: str = "e1") -> Episode:
     turn = Turn([Message("user", "hi")], "ask", [1, 2], [3], [-0.5], info={"success": True})
     return Episode(name, Task("cat", "train", {"object": "cat"}), "g", 7, [turn])
-
-
-def test_name_tells_date_choices_and_seed(tmp_path: Path):
-    date, what, seed, letters = new_run(tmp_path).name.split("_")
-    assert (len(date), what, seed, len(letters)) == (10, "twentyq-nlac-tiny", "s3", 4)
 
 
 def test_new_run_says_started_and_what_made_it(tmp_path: Path):
@@ -88,14 +82,6 @@ def test_a_repository_starts_no_program_of_its_own(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     assert new_run(tmp_path / "runs").meta["working_folder"]["git"]["commit"]
     assert not (tmp_path / "started").exists()
-
-
-def test_existing_folder_is_refused_and_untouched(tmp_path: Path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "precious").write_text("x")
-    with user_error("run-exists", "mine"):
-        new_run(tmp_path, "mine")
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["precious"]
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "a b"])
@@ -171,51 +157,6 @@ def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):
     assert "Traceback" in (run.folder / "log.txt").read_text()
 
 
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path):
-    run = new_run(tmp_path)
-    run.log(1, {"loss": 0.5})
-    run.log(2, {"loss": float("nan")})
-    assert [(row["step"], row["loss"]) for row in run.metrics()] == [(1, 0.5), (2, None)]
-
-
-def test_incomplete_line_is_skipped(tmp_path: Path):
-    run = new_run(tmp_path)
-    run.log(1, {"loss": 0.5})
-    with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "lo')
-    assert len(run.metrics()) == 1
-
-
-def test_damaged_line_is_refused_by_file(tmp_path: Path):
-    (tmp_path / "log.jsonl").write_text("{}\nnot json\n{}\n")
-    with user_error("damaged-file", "log.jsonl"):
-        files.read_jsonl(tmp_path / "log.jsonl")
-
-
-def test_episodes_are_read_back_equal(tmp_path: Path):
-    run = new_run(tmp_path)
-    file = run.write_episodes("eval", 10, [episode("a"), episode("b")])
-    assert file.name == "eval-000010.jsonl"
-    assert run.read_episodes("eval", 10) == [episode("a"), episode("b")]
-
-
-def test_interrupted_checkpoint_leaves_nothing(tmp_path: Path):
-    run = new_run(tmp_path)
-    with pytest.raises(KeyboardInterrupt), run.checkpoint(5) as folder:
-        (folder / "weights").write_text("half")
-        raise KeyboardInterrupt
-    assert list((run.folder / "checkpoints").iterdir()) == []
-
-
-def test_last_two_checkpoints_are_kept(tmp_path: Path):
-    run = new_run(tmp_path)
-    for step in (10, 20, 100):
-        with run.checkpoint(step) as folder:
-            (folder / "weights").write_text(str(step))
-    assert [folder.name for folder in run.checkpoints()] == ["step-000020", "step-000100"]
-    assert (run.latest_checkpoint() / "weights").read_text() == "100"
-
-
 def test_unplanned_checkpoint_lasts_until_the_next(tmp_path: Path):
     run = new_run(tmp_path)
     kept = []
@@ -236,16 +177,6 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
     with run.checkpoint(2):
         pass
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step-000002"]
-
-
-FOREIGN = ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}', "[" * 100_000, "\xff"]
-
-
-@pytest.mark.parametrize("text", FOREIGN)
-def test_foreign_checkpoint_is_refused(tmp_path: Path, text: str):
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UserError):
-        checkpoint_digest.read(tmp_path)
 
 
 def test_logs_and_episodes_go_back_to_the_checkpoint(tmp_path: Path):
@@ -324,3 +255,30 @@ def test_resume_command_has_path_of_program(tmp_path: Path, monkeypatch: pytest.
     assert run.resume_command == f"'{program}' resume {run.folder}"
     monkeypatch.setenv("PATH", str(program.parent))
     assert run.resume_command == f"agentrl resume {run.folder}"
+
+
+def test_interrupted_checkpoint_leaves_nothing(tmp_path: Path):
+    run = new_run(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run.checkpoint(5) as folder:
+        (folder / "weights").write_text("half")
+        raise KeyboardInterrupt
+    assert list((run.folder / "checkpoints").iterdir()) == []
+
+
+FOREIGN = ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}', "[" * 100_000, "\xff"]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_foreign_checkpoint_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError):
+        checkpoints.read(tmp_path)
+
+
+def test_metrics_skip_an_incomplete_line(tmp_path: Path):
+    run = new_run(tmp_path)
+    run.log(1, {"loss": 0.5})
+    run.log(2, {"loss": float("nan")})
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    assert [(row["step"], row["loss"]) for row in run.metrics()] == [(1, 0.5), (2, None)]

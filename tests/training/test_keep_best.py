@@ -20,7 +20,8 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.envs.base import require_split
 from agentrl_cli.report.records import read_record
 from agentrl_cli.report.summary import final_table
-from agentrl_cli.runs import best
+from agentrl_cli.runs import checkpoints
+from agentrl_cli.runs.checkpoints import VAL_SUCCESS
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import facts, trained
 from tests.fakes.coin import CoinEnv
@@ -48,7 +49,7 @@ def rewritten(run: Run, place: Path, won: dict[int, float]) -> Run:
     """A copy of the run whose evaluations won these shares of val."""
     shutil.copytree(run.folder, place)
     rows = [
-        row | ({best.VAL_SUCCESS: won[row["step"]]} if best.VAL_SUCCESS in row else {})
+        row | ({VAL_SUCCESS: won[row["step"]]} if VAL_SUCCESS in row else {})
         for row in run.metrics()
     ]
     (place / "metrics.jsonl").unlink()
@@ -61,7 +62,7 @@ def kept(run: Run) -> list[str]:
 
 
 def test_best_on_val_is_kept(run: Run):
-    won = {row["step"]: row[best.VAL_SUCCESS] for row in run.metrics() if best.VAL_SUCCESS in row}
+    won = {row["step"]: row[VAL_SUCCESS] for row in run.metrics() if VAL_SUCCESS in row}
     assert sorted(won) == [0, 1, 2, 3, 4] and len(set(won.values())) > 1
     first = min(step for step, value in won.items() if value == max(won.values()))
     assert kept(run) == [f"best-{first:06d}"]
@@ -69,7 +70,7 @@ def test_best_on_val_is_kept(run: Run):
 
 
 def test_best_checkpoint_is_played(run: Run, tmp_path: Path):
-    found = best.played_checkpoint(run)
+    found = checkpoints.played_checkpoint(run)
     found.verify()
     assert found.folder.name == kept(run)[0]
     _, step = export(str(run.folder), tmp_path / "model")
@@ -84,7 +85,7 @@ def test_evaluation_repeats_the_kept_step(run: Run):
     shown: list[dict[str, Any]] = []
     record = evaluate_run(run, cfg, shown.append, is_elsewhere=False)
     rows = {row["step"]: row for row in run.metrics() if "eval/test_success" in row}
-    assert record["step"] == best.played_checkpoint(run).step
+    assert record["step"] == checkpoints.played_checkpoint(run).step
     assert record["eval/test_success"] == rows[record["step"]]["eval/test_success"]
 
 
@@ -99,13 +100,13 @@ def test_what_is_reported_is_the_kept_step(run: Run, tmp_path: Path):
 def test_keep_last_reports_the_last(tmp_path: Path):
     run = trained(tmp_path, "grpo", "it", "eval.splits=[test,val]", "eval_every=1")
     assert read_record(run).final_step == 4 and not kept(run)
-    assert best.played_checkpoint(run).folder == run.latest_checkpoint()
+    assert checkpoints.played_checkpoint(run).folder == run.latest_checkpoint()
 
 
 def test_earliest_of_equals_is_best(run: Run, tmp_path: Path):
     copy = rewritten(run, tmp_path / "copy", {0: 0.5, 1: 0.2, 2: 0.5, 3: 0.4, 4: 0.5})
     shutil.rmtree(copy.folder / "checkpoints" / kept(copy)[0])
-    assert [step for step in range(5) if best.is_best(copy, step)] == [0]
+    assert [step for step in range(5) if checkpoints.is_best(copy, step)] == [0]
 
 
 def test_best_is_kept_after_a_crash(run: Run, tmp_path: Path):

@@ -17,7 +17,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, U
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.build import build_parts, set_threads
@@ -101,7 +101,7 @@ def test_buffer_file_holds_every_episode(run: Run):
 
 
 def test_checkpoints_are_complete_without_pickles(run: Run):
-    assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
+    assert [checkpoints.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
     names = {str(file.relative_to(run.latest_checkpoint())) for file in files}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from agentrl_cli.cli.main import app
 from agentrl_cli.models.load import TINY
-from agentrl_cli.runs.best import played_checkpoint
+from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.find import find_run
 
 CONF = Path(__file__).parent / "conf"
