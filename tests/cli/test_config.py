@@ -11,8 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
-from agentrl_cli.cli.dry import plan_rows
 from agentrl_cli.cli.main import app
+from agentrl_cli.cli.run_training import plan_rows
 from agentrl_cli.config.compose import build, check, compose
 from tests.builders.command_line import agentrl, refused
 from tests.builders.report import write_run

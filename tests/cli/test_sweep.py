@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from agentrl_cli.cli.sweep import (
     Sweep,
-    SweepTable,
+    live_lines,
     next_verb,
     point_name,
     reserved_gpu,
@@ -195,68 +194,40 @@ def test_parallel_points_reserve_a_gpu_each(tmp_path: Path):
 # the table
 
 
-POINTS = ("seed-0", "seed-1")
-
-
-def drawn(table: SweepTable, height: int = 50) -> list[str]:
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(table.draw(height))
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def states(table: SweepTable) -> dict[str, str]:
-    return {row["run"]: row["status"] for row in table.rows()}
+def states(folder: Path, names: list[str]) -> dict[str, str]:
+    rows = [line.split() for line in live_lines(folder, names, time.time() - 60)[2:]]
+    return {row[0]: row[1] for row in rows}
 
 
 def test_status_follows_folder_lock_and_log(tmp_path: Path):
     for state in ("done", "stopped", "running", "failed"):
         write_run(tmp_path / f"old-{state}", status=state)
         write_run(tmp_path / f"now-{state}", status=state)
-    files = [tmp_path / f"old-{state}{end}" for state in ("running", "failed")
-             for end in (".lock", ".log")]  # fmt: skip
-    for file in files:  # of a sweep that was killed
-        file.touch()
-        os.utime(file, (0, 0))
-    table = SweepTable(tmp_path, ["begun", "never", "next"], began=time.time() - 60)
-    for name in (
-        "now-running.lock",
-        "begun.lock",
-        "never.log",
-        "now-failed.log",
-        "now-stopped.log",
-    ):
+    for state in ("running", "failed"):  # of a sweep that was killed
+        for end in (".lock", ".log"):
+            (tmp_path / f"old-{state}{end}").touch()
+            os.utime(tmp_path / f"old-{state}{end}", (0, 0))
+    for name in ("now-running.lock", "begun.lock", "never.log", "now-failed.log",
+                 "now-stopped.log"):  # fmt: skip
         (tmp_path / name).touch()
-    assert states(table) == {
-        "begun": "starting", "never": "failed", "next": "waiting",
+    names = ["begun", "never", "next"]
+    assert states(tmp_path, names) == {
+        "begun": "running", "never": "failed", "next": "waiting",
         "now-done": "done", "now-failed": "failed", "now-running": "running",
         "now-stopped": "stopped", "old-done": "done", "old-failed": "waiting",
         "old-running": "waiting", "old-stopped": "waiting",
     }  # fmt: skip
     (tmp_path / "now-running.lock").unlink()
     (tmp_path / "now-running.log").touch()  # its process died
-    assert states(table)["now-running"] == "failed"
+    assert states(tmp_path, names)["now-running"] == "failed"
 
 
-def test_table_shows_points_in_order(tmp_path: Path):
+def test_table_counts_points_and_shows_success(tmp_path: Path):
     write_run(tmp_path / "b", status="done")
-    table = SweepTable(tmp_path, ["b", "a"])
-    title, header, first, second = drawn(table)
+    title, _, first, second = live_lines(tmp_path, ["a", "b"], time.time())
     assert title.startswith("1 of 2 done, 1 waiting, 0:0")
-    assert header.split() == ["run", "status", "step", "success"]
-    row = next(row for row in table.rows() if row["run"] == "b")
-    assert first.split() == ["b", "done", f"{row['step']}/{row['steps']}", f"{row['eval']:.3f}"]
+    assert first.split() == ["b", "done", "20/20", "0.625"]
     assert second.split() == ["a", "waiting"]
-
-
-def test_low_terminal_shows_running_rows_first(tmp_path: Path):
-    write_run(tmp_path / "z", status="running")
-    (tmp_path / "y.log").touch()
-    table = SweepTable(tmp_path, [f"a{n}" for n in range(20)], began=time.time() - 60)
-    (tmp_path / "z.lock").touch()
-    lines = drawn(table, height=9)
-    assert len(lines) <= 9 and lines[-1] == "… 17 more"
-    assert [line.split()[:2] for line in lines[2:4]] == [["z", "running"], ["y", "failed"]]
 
 
 # real multiruns
@@ -400,10 +371,11 @@ def test_terminal_shows_a_filling_table(tmp_path: Path, jobs: str):
     counts = (0, 2) if jobs == "2" else (0, 1, 2)  # side by side they may end in the same second
     places = [shell.seen.find(f"{done} of 2 done") for done in counts]
     assert -1 not in places and places == sorted(places)
-    assert "starting" in shell.seen and "\x1b[1A" in shell.seen  # drawn over the one before
+    assert "waiting" in shell.seen and "\x1b[1A" in shell.seen  # drawn over the one before
     assert "train seed-0" not in shell.seen  # no lines beside the table
     lines = [line for line in screen(shell.seen) if line]
     assert "runs/it" in lines[0]
     assert lines[1].split() == ["run", "status", "step", "eval"]
-    assert sorted(line.split()[:2] for line in lines[2:4]) == [[name, "done"] for name in POINTS]
+    names = ("seed-0", "seed-1")
+    assert sorted(line.split()[:2] for line in lines[2:4]) == [[name, "done"] for name in names]
     assert len(lines) == 5 and lines[4].endswith("agentrl report runs/it")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.config.compose import as_dataclass, build, check, compose, options
-from agentrl_cli.config.presets import PRESETS, preset_overrides
+from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
 from agentrl_cli.config.validation import public_names
 from tests.paths import CONF

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl_cli.config.compose import check, compose
-from agentrl_cli.config.presets import PRESETS, preset_overrides, replace_old_names
+from agentrl_cli.config.renames import PRESETS, preset_overrides, replace_old_names
 from agentrl_cli.core.errors import UserError
 
 
