@@ -116,7 +116,7 @@ def train(
         print_config(overrides, config_dir)
         return
     if not (overrides or config or dry):
-        _print_default("train", config_dir)
+        raise _nothing_chosen("train")
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
 
 
@@ -133,7 +133,7 @@ def sweep_runs(
 
     require_at_least(1, **{"--jobs": jobs})
     if not overrides:
-        _print_default("sweep", config_dir, "seed=0,1,2")
+        raise _nothing_chosen("sweep", " seed=0,1,2")
 
     def confirm(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
@@ -512,24 +512,10 @@ def _exclude(first: str, second: str, both: object) -> None:
         raise UserError(line, code="conflict")
 
 
-def _print_default(verb: str, config_dir: Path | None, *more: str) -> None:
-    """Print what a verb without arguments would train and how to start it; exit with 2."""
-    from agentrl_cli.config.compose import compose
-
-    cfg = compose([], config_dir)
-    words = " ".join([f"algo={cfg.choices.algo}", f"env={cfg.choices.env}", *more])
-    size = f"model={cfg.choices.model} on hardware={cfg.choices.hardware}, {cfg.steps} steps"
-    groups = f" --config-dir {config_dir}" if config_dir else ""
-    lines = [
-        f"nothing was started. By default this would be {words} with {size}, in {cfg.runs}/",
-        f"start that     agentrl {verb} {words}{groups}",
-        f"its settings   agentrl config {' '.join(words.split()[:2])}{groups}",
-        "other choices  agentrl list algo, agentrl list env, agentrl list model",
-    ]
-    if verb == "train":
-        lines.insert(2, f"only check it  agentrl train {words} --dry{groups}")
-    echo("\n".join(lines), err=True)
-    raise typer.Exit(2)
+def _nothing_chosen(verb: str, more: str = "") -> UserError:
+    example = f"agentrl {verb} algo=nlac env=twentyq{more}"
+    line = f"nothing was started; give at least one override, for example: {example}"
+    return UserError(line, code="nothing-chosen")
 
 
 def _print_record(record: dict[str, Any], *, as_json: bool) -> None:

@@ -117,10 +117,10 @@ class Sweep:
         """Yield points that contain all combinations of group choices and all single values."""
         discrete = [item for item in self.varying if item.is_discrete_sweep()]
         values = {item.get_key_element(): _values(item) for item in discrete}
-        groups = [key for key in values if key in config.groups(self.config_dir)]
+        known = config.groups(self.config_dir)
         first = {key: found[0] for key, found in values.items() if found}
-        products = itertools.product(*(values[key] for key in groups))
-        points = [dict(zip(groups, options, strict=True)) for options in products]
+        groups = {key: found for key, found in values.items() if key in known}
+        points = [dict(zip(groups, p, strict=True)) for p in itertools.product(*groups.values())]
         points += [{k: v} for k in values if k not in groups for v in values[k][1:]]
         for point in points:
             yield [*self.fixed, *(f"{key}={value}" for key, value in (first | point).items())]
@@ -163,18 +163,16 @@ class Sweep:
 
     def arguments(self) -> list[str]:
         """Return the command line for Hydra, with the folder and the names of the runs."""
-        varying = {item.key_or_group for item in self.varying}
-        keys = [item.key_or_group for item in self.overrides]
+        fixed = [item.key_or_group for item in self.overrides if not item.is_sweep_override()]
         is_parallel = self._plugin("launcher") not in (None, "basic")
-        threads = ["1"] if is_parallel and "hardware.threads" not in keys else []
-        unnamed = [key for key in keys if key not in varying] + ["runs"]
-        unnamed += ["hardware.threads" for _ in threads]
+        has_threads = any(item.key_or_group == "hardware.threads" for item in self.overrides)
+        threads = ["hardware.threads=1"] if is_parallel and not has_threads else []
+        unnamed = [*fixed, "runs", *(text.partition("=")[0] for text in threads)]
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
             *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
-            *(f"hardware.threads={number}" for number in threads),
-            *(config.forced(item, self.config_dir) for item in self.overrides),
+            *threads, *(config.forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
 
     def _plugin(self, part: str) -> str | None:
@@ -321,16 +319,11 @@ def validate_existing_run(folder: Path, composed: Callable[[], DictConfig]) -> N
     old, new = (files.flatten(OmegaConf.to_container(c, resolve=True)) for c in (there, here))
     keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
     keys = [key for key in keys if not f"{key}.".startswith(MAY_DIFFER)]
-    groups = [key for key in keys if key.startswith("choices.")]
-    other = {key.removeprefix("choices.") for key in groups}  # whose keys are not listed
-    keys = groups + [k for k in keys if k not in groups and k.partition(".")[0] not in other]
+    keys.sort(key=lambda key: not key.startswith("choices."))  # options first
     if keys:
-        listed = [
-            f"{key.removeprefix('choices.')} {old.get(key, 'unset')} there and"
-            f" {new.get(key, 'unset')} here"
-            for key in keys[:MAX_KEYS]
-        ]
-        listed += [f"and {len(keys) - MAX_KEYS} keys more"] if len(keys) > MAX_KEYS else []
+        listed = [f"{k} {old.get(k, 'unset')} there and {new.get(k, 'unset')} here" for k in keys]
+        if len(keys) > MAX_KEYS:
+            listed[MAX_KEYS:] = [f"and {len(keys) - MAX_KEYS} keys more"]
         line = f"run '{folder}' has another configuration: {', '.join(listed)}"
         raise UserError(f"{line}; give another --name, or move that run", code="other-run")
 
@@ -373,15 +366,6 @@ def run_agentrl(arguments: list[str], log: Path, gpu: str | None = None) -> int:
             raise
 
 
-def visible_gpus() -> list[str]:
-    """Return the CUDA devices of this process, as in CUDA_VISIBLE_DEVICES."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return list(filter(None, named.split(",")))
-    import torch
-
-    return list(map(str, range(torch.cuda.device_count())))
-
-
 @contextmanager
 def reserved_gpu(folder: Path, gpus: list[str]) -> Iterator[str | None]:
     """Reserve one of several GPUs within a sweep; None if there is only one or none is free."""
@@ -392,6 +376,15 @@ def reserved_gpu(folder: Path, gpus: list[str]) -> Iterator[str | None]:
                 yield gpu
                 return
     yield None
+
+
+def visible_gpus() -> list[str]:
+    """Return the CUDA devices of this process, as in CUDA_VISIBLE_DEVICES."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return list(filter(None, named.split(",")))
+    import torch
+
+    return list(map(str, range(torch.cuda.device_count())))
 
 
 # the table in the terminal

@@ -132,13 +132,11 @@ def without_missing(node: Any, mistakes: list[UserError], key: Key = ()) -> Any:
     """Return a node without the values that are still `???`, and collect these as mistakes."""
     if not isinstance(node, dict):
         return node
-    for name in [name for name, value in node.items() if value == "???"]:
-        mistakes.append(_missing(dotted((*key, name))))
+    mistakes += [_missing(dotted((*key, name))) for name, value in node.items() if value == "???"]
     return {k: without_missing(v, mistakes, (*key, k)) for k, v in node.items() if v != "???"}
 
 
 def is_target_node(value: Any) -> bool:
-    """Return whether a value is a node that names a `_target_`."""
     return isinstance(value, dict) and "_target_" in value
 
 
@@ -199,12 +197,10 @@ def hints(cls: type) -> dict[str, Any]:
     for owner in reversed(cls.__mro__):
         names = vars(sys.modules[owner.__module__])
         for name, annotation in inspect.get_annotations(owner).items():
-            alone = types.SimpleNamespace(__annotations__={"field": annotation})
-            try:
-                hint = typing.get_type_hints(alone, names, include_extras=True)["field"]
-            except NameError:
-                hint = Injected
-            found[name] = hint
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            found[name] = Injected
+            with suppress(NameError):
+                found |= typing.get_type_hints(alone, names, include_extras=True)
     return found
 
 
