@@ -96,11 +96,7 @@ def check_contract(env: Env) -> str:
 def _place(env: Env) -> str:
     """Return the class of an environment and its file."""
     cls = type(env)
-    try:
-        file = inspect.getsourcefile(cls)
-    except TypeError:  # a class without a file
-        file = None
-    return f"{cls.__module__}.{cls.__qualname__}" + (f" ({file})" if file else "")
+    return f"{cls.__module__}.{cls.__qualname__} ({inspect.getsourcefile(cls)})"
 
 
 def _play(env: Env, task: Task, agent: str) -> Episode | None:

@@ -58,26 +58,24 @@ def _chooses(overrides: list[str], *groups: str) -> bool:
 def evaluate_model(overrides: list[str], config_dir: Path | None, show: Show) -> Record:
     """Evaluate a model without training. An algorithm, if chosen, adds its diagnostics."""
     from agentrl_cli.training.endpoint import PATH, assemble_endpoint
-    from agentrl_cli.training.evaluate import evaluate
 
     cfg = compose_checked(overrides, config_dir)
-    if cfg.model.path == PATH:
-        if cfg.choices.get("search"):
-            line = "search needs a critic, and model=endpoint has none; leave search out"
-            raise UserError(line, code="no-critic")
-        parts: Any = assemble_endpoint(cfg)
-        with report_requests(cfg, parts):
-            found = evaluate(parts, None, 0)
-            record = {"model": cfg.model.name, **found, **parts.generator.usage()}
-            show(record)
-        return record
-    from agentrl_cli.algos.base import PlayOnly
-    from agentrl_cli.training.build import build_parts
-
     has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
-    parts = build_parts(cfg, None, learns=False, algorithm=None if has_algorithm else PlayOnly())
+    is_endpoint = cfg.model.path == PATH
+    if is_endpoint and cfg.choices.get("search"):
+        line = "search needs a critic, and model=endpoint has none; leave search out"
+        raise UserError(line, code="no-critic")
+    if is_endpoint:
+        parts: Any = assemble_endpoint(cfg)
+    else:
+        from agentrl_cli.algos.base import PlayOnly
+        from agentrl_cli.training.build import build_parts
+
+        algorithm = None if has_algorithm else PlayOnly()
+        parts = build_parts(cfg, None, learns=False, algorithm=algorithm)
     with report_requests(cfg, parts):
-        record = {"model": "base", **_evaluate(cfg, parts, 0)}
+        record = {"model": cfg.model.name if is_endpoint else "base", **_evaluate(cfg, parts, 0)}
+        record |= parts.generator.usage() if is_endpoint else {}
         show(record)
     return record
 

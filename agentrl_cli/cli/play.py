@@ -90,15 +90,14 @@ def find_task(env: Env, task_id: str | None) -> Task:
         try:
             tasks = env.tasks(split)
         except UserError:
-            if split != "val":  # the only split that an environment may lack
-                raise
-            continue
+            if split == "val":  # the only split that an environment may lack
+                continue
+            raise
         if task_id is None and tasks:
             return random.choice(tasks)
         by_id |= {task.id: task for task in tasks}
     if task_id is None:
-        line = "the environment has no tasks in any split; check its data"
-        raise UserError(line, code="no-tasks")
+        raise UserError("the environment has no tasks; check its data", code="no-tasks")
     if task_id not in by_id:
         raise not_found("task", task_id, by_id, "unknown-task")
     return by_id[task_id]

@@ -13,11 +13,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,6 @@ from agentrl_cli.runs.loggers import SWEEP_FOLDER
 from agentrl_cli.runs.run import Run, is_folder_name
 
 PROGRAM = "agentrl_cli.cli"  # the module that `python -m` runs
-HAS_TABLE = "AGENTRL_SWEEP_HAS_TABLE"  # set if the terminal shows a table instead of lines
 MAX_NAME = 120  # characters of a run's name
 MAX_NAMED = 20  # mistakes that an error lists
 MANY_RUNS = 100  # from here on the sweep needs a confirmation
@@ -58,8 +55,6 @@ EXTRAS = {  # the extra with a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
     "ray": "ray",
 }  # fmt: skip
-ORDER = ("running", "failed", "stopped", "done", "waiting")  # of rows in the table
-Row = dict[str, Any]
 
 
 class Sweep:
@@ -107,8 +102,9 @@ class Sweep:
             for part in ("launcher", "sweeper"):
                 plugin = self._plugin(part)
                 if plugin and f"hydra/{part}" in str(error):
-                    extra = EXTRAS.get(plugin)
-                    fix = f"run pip install 'agentrl-cli[{extra}]'" if extra else "install it"
+                    fix = "install it"
+                    if plugin in EXTRAS:
+                        fix = f"run pip install 'agentrl-cli[{EXTRAS[plugin]}]'"
                     line = f"{part} '{plugin}' is not installed; {fix}"
                     raise UserError(line, code="missing-package") from None
             raise
@@ -152,11 +148,10 @@ class Sweep:
         config.register_sections(self.config_dir)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
-        names = [] if self.count_runs() is None else [name for _, name in self.named_points()]
         before, sys.argv = sys.argv, ["agentrl", "--multirun", *self.arguments()]
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         try:
-            with stop_runs_on_signals(), live_table(self.folder, names):
+            with stop_runs_on_signals():
                 main(run_point)()
         finally:
             sys.argv = before
@@ -167,7 +162,7 @@ class Sweep:
         is_parallel = self._plugin("launcher") not in (None, "basic")
         has_threads = any(item.key_or_group == "hardware.threads" for item in self.overrides)
         threads = ["hardware.threads=1"] if is_parallel and not has_threads else []
-        unnamed = [*fixed, "runs", *(text.partition("=")[0] for text in threads)]
+        unnamed = [*fixed, "runs", *(["hardware.threads"] if threads else [])]
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
@@ -274,7 +269,7 @@ def run_point(cfg: DictConfig) -> float:
             config.complete(point, chosen, Path(search[0]) if search else None)
             validate_existing_run(folder, lambda: config.check(point))
             verb = next_verb(folder)
-            _report_point(f"{verb or 'already done:'} {name}")
+            echo_err(f"{verb or 'already done:'} {name}")
             command = ["resume", str(folder)]
             if verb == "train":
                 config_dir = ["--config-dir", search[0]] if search else []
@@ -286,15 +281,15 @@ def run_point(cfg: DictConfig) -> float:
                 if code == 130:
                     raise KeyboardInterrupt
                 if code:
-                    _report_point(f"failed: {name}, see {log}")
-                row = _row(folder)
+                    echo_err(f"failed: {name}, see {log}")
+                row = run_row(Run(folder)) if (folder / "meta.json").is_file() else {}
                 step, success = (cell(row.get(key)) or "–" for key in ("step", "eval"))
                 status = row.get("status", "failed")
-                _report_point(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
+                echo_err(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
             lock.unlink(missing_ok=True)
         else:
-            _report_point(f"running in another sweep: {name}")
-    success = _row(folder).get("eval")
+            echo_err(f"running in another sweep: {name}")
+    success = run_row(Run(folder))["eval"] if (folder / "meta.json").is_file() else None
     return math.nan if success is None else float(success)
 
 
@@ -385,87 +380,6 @@ def visible_gpus() -> list[str]:
     import torch
 
     return list(map(str, range(torch.cuda.device_count())))
-
-
-# the table in the terminal
-
-
-def live_lines(folder: Path, names: Sequence[str], began: float) -> list[str]:
-    """Return the number of points in each status, and a table of them, those that run first.
-
-    `names` are the points, or empty if a sweeper chooses them. A new lock means that a point runs,
-    a new log that it ended; older ones are of a sweep that was killed.
-    """
-
-    def is_new(file: Path) -> bool:
-        with suppress(OSError):
-            return file.stat().st_mtime >= began
-        return False
-
-    found = [*folder.glob("*/meta.json"), *folder.glob("*.log")]
-    on_disk = sorted(f.parent.name if f.suffix == ".json" else f.stem for f in found)
-    rows = []
-    for name in dict.fromkeys([*names, *on_disk]):
-        row = _row(folder / name) | {"run": name}
-        status = row.get("status")
-        if status != "done" and is_new(folder / f"{name}.lock"):
-            row["status"] = "running"
-        elif status != "done" and not is_new(folder / f"{name}.log"):
-            row["status"] = "waiting"
-        elif status not in ("done", "stopped"):
-            row["status"] = "failed"
-        rows.append(row)
-    rows.sort(key=lambda row: ORDER.index(row["status"]))
-    counts, seconds = Counter(row["status"] for row in rows), int(time.time() - began)
-    title = [f"{counts['done']} of {len(rows)} done"]
-    title += [f"{counts[name]} {name}" for name in ORDER if counts[name] and name != "done"]
-    title.append(f"{seconds // 60}:{seconds % 60:02} min")
-    return [", ".join(title), *runs_table(rows, ["run", "status", "step", "eval"])]
-
-
-def _row(folder: Path) -> Row:
-    """Return the row of a run; empty if it cannot be read now."""
-    found = [folder / name for name in ("meta.json", "metrics.jsonl")]
-    try:
-        return _read_row(folder, *(file.stat().st_mtime_ns for file in found if file.exists()))
-    except (OSError, UserError):
-        return {}
-
-
-@cache
-def _read_row(folder: Path, *stamps: int) -> Row:
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
-    row, steps = run_row(Run(folder)), re.search(r"^steps: (\d+)$", text, re.MULTILINE)
-    return row | {"step": f"{row['step']}/{steps[1]}"} if steps else row
-
-
-@contextmanager
-def live_table(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Show the table of a sweep on stderr, updated each second, if stderr is a terminal."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    terminal, began = Console(stderr=True), time.time()
-    if not (sys.stderr.isatty() and terminal.is_interactive):
-        yield
-        return
-
-    def draw() -> Text:  # lines that do not fit are cut by rich
-        return Text("\n".join(live_lines(folder, names, began)), no_wrap=True)
-
-    os.environ[HAS_TABLE] = "1"
-    try:
-        with Live(get_renderable=draw, console=terminal, transient=True, refresh_per_second=1,
-                  redirect_stdout=False):  # fmt: skip
-            yield
-    finally:
-        del os.environ[HAS_TABLE]
-
-
-def _report_point(line: str) -> None:
-    if HAS_TABLE not in os.environ:
-        echo_err(line)
 
 
 def _raise_together(check: Callable[[Any], object], items: Iterable[Any]) -> None:

@@ -353,7 +353,7 @@ def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
 def build(node: Any, **injected: Any) -> Any:
     """Build the class that `_target_` names from the node's values and the injected ones, which win
     over the node. Raises UserError with one line for each mistake in the node."""
-    from agentrl_cli.config.validation import construct, raise_all, target_class, validate_target
+    from agentrl_cli.config.validation import construct, raise_all, validate_target
 
     values, path = _plain_node(node)
     if "_target_" not in values:
@@ -363,7 +363,7 @@ def build(node: Any, **injected: Any) -> Any:
     given = {key: value for key, value in values.items() if key not in injected}
     typed = validate_target(given, mistakes, (path,), injected)
     raise_all(mistakes)
-    return construct(target_class(values["_target_"]), typed, **injected)
+    return construct(Any, typed, **injected)
 
 
 def as_dataclass(node: Any, schema: type[T]) -> T:

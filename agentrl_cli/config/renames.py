@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,38 +46,25 @@ def current_name(preset: str) -> str:
 def replace_old_names(overrides: list[str]) -> list[str]:
     """Return the overrides with old names replaced, and print each replacement once.
 
-    An override of the user wins over a group that the preset chooses. In a sweep
-    `experiment=A,B` becomes a choice of several options, if these cover all combinations.
+    An override of the user wins over a group that the preset chooses. Raises UserError for a sweep
+    over several presets.
     """
     given = {text.partition("=")[0] for text in overrides}
     replaced: list[str] = []
     for text in overrides:
-        group, _, value = text.partition("=")
-        names = value.split(",")
+        group, _, name = text.partition("=")
+        new = [text]
         if text in OPTIONS:
             new = [OPTIONS[text]]
-        elif group == "experiment" and PRESETS.keys() >= set(names):
-            new = [t for t in _choices(names) if t.partition("=")[0] not in given]
-        else:
-            replaced.append(text)
-            continue
-        _print_once(text, " ".join(new))
+        elif group == "experiment" and name in PRESETS:
+            new = [t for t in preset_overrides(name) if t.partition("=")[0] not in given]
+        elif group == "experiment" and PRESETS.keys() >= set(name.split(",")):
+            line = f"'{text}' is not a grid; sweep over recipe, algo and ablation instead"
+            raise UserError(line, code="preset-grid")
+        if new != [text]:
+            _print_once(text, " ".join(new))
         replaced += new
     return replaced
-
-
-def _chosen(preset: str) -> dict[str, str | None]:
-    return dict.fromkeys(GROUPS) | dict(text.split("=") for text in preset_overrides(preset))
-
-
-def _choices(names: list[str]) -> list[str]:
-    presets = [tuple(_chosen(name).values()) for name in names]
-    options = [list(dict.fromkeys(part)) for part in zip(*presets, strict=True)]
-    if {*product(*options)} != {*presets} or (None in options[2] and len(options[2]) > 1):
-        line = f"experiment={','.join(names)} is not a grid of recipes, algorithms and ablations"
-        raise UserError(f"{line}; start a sweep for each", code="preset-grid")
-    parts = zip(GROUPS, options, strict=True)
-    return [f"{group}={','.join(map(str, part))}" for group, part in parts if part != [None]]
 
 
 @cache
@@ -117,8 +103,10 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
         cfg["algo"].setdefault("min_parse_rate", 0.0)
     choices = cfg.get("choices")
     if isinstance(choices, dict):  # record the options of this version that compose the same
-        if str(choices.get("experiment")) in PRESETS:
-            choices |= _chosen(choices.pop("experiment"))
+        if (preset := str(choices.get("experiment"))) in PRESETS:
+            chosen = dict(text.split("=") for text in preset_overrides(preset))
+            choices |= {group: chosen.get(group) for group in GROUPS}
+            del choices["experiment"]
         choices.pop("wording", None)
         if choices.get("rollout") in ("solve", "serve", "browse"):
             choices["rollout"] = "play"

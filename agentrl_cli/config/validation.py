@@ -140,33 +140,30 @@ def is_target_node(value: Any) -> bool:
     return isinstance(value, dict) and "_target_" in value
 
 
-def construct(
-    cls: type, values: Node, find: Callable[[str], type] | None = None, **injected: Any
-) -> Any:
-    """Build an object and those inside it from validated values and the injected ones. `find`
-    returns the class of a target; by default this is the class that it names."""
-    kinds, find = hints(cls), find or target_class
-    built = {k: _construct(kinds[k], v, find) for k, v in values.items() if k != "_target_"}
-    return cls(**built, **injected)
-
-
 def target_class(target: str) -> type:
     """Return the class that a validated target names."""
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def _construct(kind: Any, value: Any, find: Callable[[str], type]) -> Any:
-    inner, part = _plain(kind), (typing.get_args(_plain(kind)) or (Any,))[-1]
-    if is_target_node(value):
-        return construct(find(value["_target_"]), value, find)
-    if isinstance(value, dict) and is_dataclass(inner):
-        return construct(typing.cast(type, inner), value, find)
+def construct(
+    kind: Any, value: Any, find: Callable[[str], type] = target_class, **injected: Any
+) -> Any:
+    """Build an object and those inside it from validated values and the injected ones. `find`
+    returns the class of a target."""
+    plain = _plain(kind)
+    part = (typing.get_args(plain) or (Any,))[-1]
     if isinstance(value, list):
-        return [_construct(part, item, find) for item in value]
-    if isinstance(value, dict):
-        return {key: _construct(part, item, find) for key, item in value.items()}
-    return value
+        return [construct(part, item, find) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if is_target_node(value):
+        plain = find(value["_target_"])
+    elif not is_dataclass(plain):
+        return {key: construct(part, item, find) for key, item in value.items()}
+    kinds = hints(typing.cast(type, plain))
+    built = {k: construct(kinds[k], v, find) for k, v in value.items() if k != "_target_"}
+    return typing.cast(type, plain)(**built, **injected)
 
 
 def dotted(key: Key) -> str:

@@ -77,6 +77,7 @@ ROOT = OmegaConf.to_yaml(
     OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
 )
 
+MODEL = "dtype: auto\nattention: sdpa\ngradient_checkpointing: false\nlora: null\n"
 FILES = {
     "config.yaml": ROOT,
     "algo/first.yaml": """
@@ -100,22 +101,8 @@ FILES = {
         folder: some/where
         shape: [2, 3]
         """,
-    "model/tiny.yaml": """
-        path: tiny
-        weights: ${env.folder}
-        dtype: float32
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
-    "model/hf.yaml": """
-        path: ???
-        weights: null
-        dtype: auto
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
+    "model/tiny.yaml": f"path: tiny\nweights: ${{env.folder}}\n{MODEL}",
+    "model/hf.yaml": f"path: ???\nweights: null\n{MODEL}",
     "recipe/quick.yaml": """
         # @package _global_
         # a short one

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config.compose import conf_folder, groups
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.compare import gather
@@ -182,11 +181,3 @@ def test_nested_runs_are_named_in_errors(here: Path):
         refused(agentrl("show", ref), "runs/grid")
     refused(agentrl("report", "runs"), "runs/grid")
     assert find_run("runs/grid/a").name == "a"
-
-
-def test_foreign_conf_folder_is_ignored(here: Path):
-    (here / "conf").mkdir()
-    (here / "conf" / "config.yaml").write_text("db: mysql\n")
-    assert "algo" in groups() and conf_folder() != here / "conf"
-    (here / "conf" / "algo").mkdir()
-    assert conf_folder() == here / "conf"

@@ -138,13 +138,6 @@ def test_report_prints_a_table_and_writes_a_page(agentrl: Agentrl, grid: Path):
     assert page.read_text() == "as it was" and sorted(grid.rglob("*")) == before
 
 
-def test_report_of_unfinished_runs_has_no_results(agentrl: Agentrl, grid: Path, tmp_path: Path):
-    write_run(tmp_path / "runs" / "young", status="running")
-    done = agentrl("report", "young", "--out", "x", "--json")
-    assert json.loads(done.stdout)["environments"][0]["rows"] == []
-    assert "'young'" in done.stderr and (tmp_path / "x" / FILE).is_file()
-
-
 def test_zip_contains_the_report_only(agentrl: Agentrl, grid: Path):
     (grid / "report" / "pages").mkdir(parents=True)
     (grid / "report" / "pages" / "gone.html").write_text("of another report")

@@ -1,4 +1,4 @@
-"""Sweeps: refused mistakes, names of points, the table in the terminal, and real multiruns."""
+"""Sweeps: refused mistakes, names of points, and real multiruns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.cli.sweep import (
     Sweep,
-    live_lines,
     next_verb,
     point_name,
     reserved_gpu,
@@ -29,7 +28,6 @@ from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.report import write_run
 from tests.builders.runs import SMALL, folders
-from tests.builders.terminal import run_in_terminal
 from tests.paths import ROOT
 
 
@@ -53,11 +51,8 @@ def test_runs_are_counted(overrides: str, count: int | None):
     ("overrides", "values"),
     [
         (["algo=grpo,grop", "steps=1,two"], ["'grpo'", "'two'"]),
-        (["algo=grpo", "algo.clip_eps=0.1,x"], ["algo.clip_eps", "'x'"]),
         (["algo=nlac,grpo", "algo.require_optimal=true,false"], ["algo.require_optimal"]),
         (["seed=0,1", "name=mine"], ["--name"]),
-        (["seed"], ["'seed'"]),
-        (["algo=grpo", "steps=0,1"], ["steps", "0"]),
         (["seed=0,1", "hydra/launcher=moon"], ["'moon'"]),
         (["seed=0,1", "hydra.launcher.n=2"], ["hydra.launcher"]),
     ],
@@ -97,9 +92,8 @@ def test_same_overrides_have_the_same_folder():
 
 
 def test_runs_are_named_by_varying_keys():
-    assert (
-        point_name("algo=nlac,++algo.optimizer.lr=0.0003") == "algo-nlac_algo.optimizer.lr-0.0003"
-    )
+    name = point_name("algo=nlac,++algo.optimizer.lr=0.0003")
+    assert name == "algo-nlac_algo.optimizer.lr-0.0003"
     assert point_name("++eval.splits=[test]") == "eval.splits-test"
     long = [point_name("++init=" + "x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and max(map(len, long)) < 140
@@ -185,45 +179,6 @@ def test_parallel_points_reserve_a_gpu_each(tmp_path: Path):
             assert gpu == expected
 
 
-# the table
-
-
-def states(folder: Path, names: list[str]) -> dict[str, str]:
-    rows = [line.split() for line in live_lines(folder, names, time.time() - 60)[2:]]
-    return {row[0]: row[1] for row in rows}
-
-
-def test_status_follows_folder_lock_and_log(tmp_path: Path):
-    for state in ("done", "stopped", "running", "failed"):
-        write_run(tmp_path / f"old-{state}", status=state)
-        write_run(tmp_path / f"now-{state}", status=state)
-    for state in ("running", "failed"):  # of a sweep that was killed
-        for end in (".lock", ".log"):
-            (tmp_path / f"old-{state}{end}").touch()
-            os.utime(tmp_path / f"old-{state}{end}", (0, 0))
-    for name in ("now-running.lock", "begun.lock", "never.log", "now-failed.log",
-                 "now-stopped.log"):  # fmt: skip
-        (tmp_path / name).touch()
-    names = ["begun", "never", "next"]
-    assert states(tmp_path, names) == {
-        "begun": "running", "never": "failed", "next": "waiting",
-        "now-done": "done", "now-failed": "failed", "now-running": "running",
-        "now-stopped": "stopped", "old-done": "done", "old-failed": "waiting",
-        "old-running": "waiting", "old-stopped": "waiting",
-    }  # fmt: skip
-    (tmp_path / "now-running.lock").unlink()
-    (tmp_path / "now-running.log").touch()  # its process died
-    assert states(tmp_path, names)["now-running"] == "failed"
-
-
-def test_table_counts_points_and_shows_success(tmp_path: Path):
-    write_run(tmp_path / "b", status="done")
-    title, _, first, second = live_lines(tmp_path, ["a", "b"], time.time())
-    assert title.startswith("1 of 2 done, 1 waiting, 0:0")
-    assert first.split() == ["b", "done", "20/20", "0.625"]
-    assert second.split() == ["a", "waiting"]
-
-
 # real multiruns
 
 
@@ -265,8 +220,9 @@ def test_sweep_skips_done_and_repeats_failed_runs(
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
     lines, unfinished = summary(folder)
     assert len(lines) == 3 and unfinished == 0
-    with pytest.raises(UserError, match=r"eval\.tasks 2"):
+    with pytest.raises(UserError) as error:
         run_sweep(tmp_path, "algo=sft,rft", "eval.tasks=1")
+    assert "eval.tasks" in str(error.value)
 
 
 STOPPED = """
@@ -340,23 +296,3 @@ def test_optuna_chooses_the_points(tmp_path: Path):
     folder = run_sweep(tmp_path, "algo=rft", "algo.optimizer.lr=interval(0.0001,0.01)", *chosen)
     rates = {json.dumps(run.meta["overrides"]) for run in list_runs(folder)}
     assert len(rates) == 2 and set(status(folder).values()) == {"done"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.extras)])
-def test_terminal_shows_a_filling_table(tmp_path: Path, jobs: str):
-    if jobs == "2":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
-    short = [*SMALL, "algo=rft", "steps=1", "save_every=0", "eval_every=0", "seed=0,1"]
-    options = ["--config-dir", str(folders(tmp_path)), "--name", "it", "--jobs", jobs]
-    command = [sys.executable, "-m", "agentrl_cli.cli", "sweep", *short, *options]
-    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    code, seen = run_in_terminal(command, tmp_path, variables)
-    assert code == 0
-    counts = (0, 2) if jobs == "2" else (0, 1, 2)  # in parallel they may end in the same second
-    places = [seen.find(f"{done} of 2 done") for done in counts]
-    assert -1 not in places and places == sorted(places)
-    assert "waiting" in seen and "\x1b[1A" in seen  # drawn over the previous one
-    assert "train seed-0" not in seen  # no lines beside the table
-    assert seen.strip().endswith("agentrl report runs/it")

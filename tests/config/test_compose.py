@@ -206,7 +206,7 @@ def test_configuration_without_choices_is_refused(tmp_path: Path, text: str):
         load(tmp_path / "bad.yaml", ["search=tot"])
 
 
-def test_own_conf_folder_wins_over_the_shipped_one(conf: Path, monkeypatch: pytest.MonkeyPatch):
+def test_own_conf_folder_wins_over_the_shipped_one(conf: Path):
     assert conf_folder() == conf.resolve()
-    monkeypatch.chdir(conf.parent.parent)
+    (conf / "algo").rename(conf / "other")  # a folder of another program
     assert conf_folder() != conf.resolve()
