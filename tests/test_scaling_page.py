@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.cli.dry import plan_rows
+from agentrl_cli.cli.run_training import plan_rows
 from agentrl_cli.config.compose import build, compose_checked
 from agentrl_cli.training.memory_plan import in_gib, plan_memory
 from tests.builders.hub_shapes import write_shape

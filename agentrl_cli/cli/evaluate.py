@@ -5,14 +5,13 @@ Invalid settings are refused before torch is imported.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config import compose as config
-from agentrl_cli.config.compose import build, chosen_option
-from agentrl_cli.config.groups import chooses
+from agentrl_cli.config.compose import EVAL_GROUPS, build, check, compose_checked, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.core.terminal import echo
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Show = Callable[[Record], None]
-ALGORITHM_GROUPS = ("algo", "recipe", "ablation", "experiment")  # give a bare model an algorithm
 
 
 def evaluate_command(
@@ -42,40 +40,42 @@ def evaluate_command(
     """
     require_single_process()
     if ref is None:
-        cfg = config.compose_checked(overrides, config_dir)
-        has_algorithm = any(chooses(text, ALGORITHM_GROUPS) for text in overrides)
-        return evaluate_model(cfg, show, has_algorithm=has_algorithm)
-    run, is_elsewhere = find_run(ref), any(chooses(text, ("env",)) for text in overrides)
+        return evaluate_model(overrides, config_dir, show)
+    run, is_elsewhere = find_run(ref), _chooses(overrides, "env")
     if config_dir is not None and not is_elsewhere:
         line = f"run '{ref}' is evaluated with its own configuration"
         remedy = "leave --config-dir out, or choose another environment of it with env=NAME"
         raise UserError(f"{line}; {remedy}", code="conflict")
-    groups = config.EVAL_GROUPS
-    cfg = config.load(run.config_file, overrides, choosable=groups, config_dir=config_dir)
-    return evaluate_run(run, config.check(cfg), show, is_elsewhere=is_elsewhere)
+    cfg = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dir=config_dir)
+    return evaluate_run(run, check(cfg), show, is_elsewhere=is_elsewhere)
 
 
-def evaluate_model(cfg: DictConfig, show: Show, *, has_algorithm: bool) -> Record:
+def _chooses(overrides: list[str], *groups: str) -> bool:
+    """Return whether an override chooses an option of one of these groups."""
+    return any(re.split("[=@]", text.lstrip("+~"))[0] in groups for text in overrides)
+
+
+def evaluate_model(overrides: list[str], config_dir: Path | None, show: Show) -> Record:
     """Evaluate a model without training. An algorithm, if chosen, adds its diagnostics."""
     from agentrl_cli.training.endpoint import PATH, assemble_endpoint
-    from agentrl_cli.training.evaluate import evaluate
 
-    if cfg.model.path == PATH:
-        if chosen_option(cfg, "search"):
-            line = "search needs a critic, and model=endpoint has none; leave search out"
-            raise UserError(line, code="no-critic")
+    cfg = compose_checked(overrides, config_dir)
+    has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
+    is_endpoint = cfg.model.path == PATH
+    if is_endpoint and cfg.choices.get("search"):
+        line = "search needs a critic, and model=endpoint has none; leave search out"
+        raise UserError(line, code="no-critic")
+    if is_endpoint:
         parts: Any = assemble_endpoint(cfg)
-        with report_requests(cfg, parts):
-            found = evaluate(parts, None, 0)
-            record = {"model": cfg.model.name, **found, **parts.generator.usage()}
-            show(record)
-        return record
-    from agentrl_cli.algos.base import PlayOnly
-    from agentrl_cli.training.build import build_parts
+    else:
+        from agentrl_cli.algos.base import PlayOnly
+        from agentrl_cli.training.build import build_parts
 
-    parts = build_parts(cfg, None, learns=False, algorithm=None if has_algorithm else PlayOnly())
+        algorithm = None if has_algorithm else PlayOnly()
+        parts = build_parts(cfg, None, learns=False, algorithm=algorithm)
     with report_requests(cfg, parts):
-        record = {"model": "base", **_evaluate(cfg, parts, 0)}
+        record = {"model": cfg.model.name if is_endpoint else "base", **_evaluate(cfg, parts, 0)}
+        record |= parts.generator.usage() if is_endpoint else {}
         show(record)
     return record
 
@@ -103,7 +103,7 @@ def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -
 def _evaluate(cfg: DictConfig, parts: Parts, step: int) -> Record:
     from agentrl_cli.training.evaluate import compare_search, evaluate
 
-    if chosen_option(cfg, "search"):
+    if cfg.choices.get("search"):
         return compare_search(parts, build(cfg.search))
     return evaluate(parts, None, step)
 
@@ -120,8 +120,8 @@ def report_requests(cfg: DictConfig, parts: Parts) -> Iterator[None]:
         if not isinstance(turns, int):
             turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
         line = f"{chat.name}: {episodes:,} episodes with up to {1 + turns:,} requests each,"
-        fewer = "reduce them with eval.tasks=N and eval.episodes_per_task=N"
-        echo(f"{line} {episodes * (1 + turns):,} in total; {fewer}", err=True)
+        line += f" {episodes * (1 + turns):,} in total; reduce them with eval.tasks=N and"
+        echo(f"{line} eval.episodes_per_task=N", err=True)
     try:
         yield
     finally:

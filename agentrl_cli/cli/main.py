@@ -10,25 +10,23 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
-from enum import StrEnum
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shlex import join, quote
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperGroup
 
 from agentrl_cli import __version__
-from agentrl_cli.cli import completion, help_examples
+from agentrl_cli.cli import completion
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
 from agentrl_cli.core.terminal import echo
 
-if TYPE_CHECKING:
-    from agentrl_cli.config.comments import Settings
-
 GROUPS = "algo, env, model, hardware, recipe, ablation, ..."
+EXAMPLES = (Path(__file__).parent / "examples.txt").read_text(encoding="utf-8").splitlines()
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option or key=value", autocompletion=completion.overrides),
@@ -41,12 +39,6 @@ RunRef = Annotated[
         metavar="RUN", help="A folder, a unique prefix, or last.", autocompletion=completion.runs
     ),
 ]
-
-
-class Cfg(StrEnum):
-    """The values of --cfg, as in Hydra."""
-
-    job = "job"
 
 
 class Verbs(TyperGroup):
@@ -64,14 +56,25 @@ class Verbs(TyperGroup):
             raise typer.Exit(1) from None
 
 
+def _examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "".join(f"  agentrl {line}\n" for line in lines)
+
+
 app = typer.Typer(
     cls=Verbs,
-    epilog=help_examples.ALL,
+    epilog=_examples("train algo=nlac env=twentyq", "show last"),
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def verb(name: str, **settings: Any) -> Callable[[Any], Any]:
+    """Add a verb, with its lines of examples.txt below its help."""
+    lines = [line for line in EXAMPLES if line.split()[0] == name]
+    epilog = _examples(*lines) if lines else None
+    return app.command(name, epilog=epilog, context_settings=settings)
 
 
 def _version(is_set: bool) -> None:
@@ -94,31 +97,30 @@ def main(
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # brief spinning avoids most wake-ups
 
 
-@app.command(epilog=help_examples.TRAIN)
+@verb("train")
 def train(
     overrides: Overrides = None,
     dry: Annotated[bool, typer.Option(help="Only check, plan and play four episodes.")] = False,
     config: Annotated[Path | None, typer.Option(help="Use the config.yaml of a run.")] = None,
-    cfg: Annotated[Cfg | None, typer.Option("--cfg", help="Only print the configuration.")] = None,
+    cfg: Annotated[
+        Literal["job"] | None, typer.Option("--cfg", help="Only print the configuration.")
+    ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train an algorithm in an environment."""
     from agentrl_cli.cli.train import start
 
-    if config is not None:
-        _refuse_groups(config_dir, "--config uses the configuration of a run")
+    _exclude("--config", "--config-dir", config and config_dir)
+    _exclude("--config", "--cfg", config and cfg)
     if cfg is not None:
-        if config is not None:
-            line = f"--cfg and --config exclude each other; '{config}' is the configuration"
-            raise UserError(line, code="conflict")
-        _show_config(overrides or [], config_dir)
+        print_config(overrides, config_dir)
         return
     if not (overrides or config or dry):
-        _say_what_would_start("train", config_dir)
+        raise _nothing_chosen("train")
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
 
 
-@app.command("sweep", epilog=help_examples.SWEEP)
+@verb("sweep")
 def sweep_runs(
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The folder of the runs, inside runs/.")] = None,
@@ -131,12 +133,12 @@ def sweep_runs(
 
     require_at_least(1, **{"--jobs": jobs})
     if not overrides:
-        _say_what_would_start("sweep", config_dir, "seed=0,1,2")
+        raise _nothing_chosen("sweep", " seed=0,1,2")
 
-    def ask(question: str) -> bool:
+    def confirm(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
 
-    folder, points = sweep(overrides or [], config_dir, name, jobs, ask)
+    folder, points = sweep(overrides or [], config_dir, name, jobs, confirm)
     lines, unfinished = summary(folder, points)
     echo("\n".join(lines))
     echo(f"next: agentrl report {quote(str(folder))}", err=True)
@@ -145,7 +147,7 @@ def sweep_runs(
         raise typer.Exit(1)
 
 
-@app.command(epilog=help_examples.RESUME)
+@verb("resume")
 def resume(
     run: RunRef,
     overrides: Annotated[
@@ -158,7 +160,7 @@ def resume(
     resume_training(run, overrides)
 
 
-@app.command("eval", epilog=help_examples.EVAL)
+@verb("eval")
 def evaluate(
     what: Annotated[
         list[str],
@@ -177,14 +179,10 @@ def evaluate(
 
     is_override = "=" in what[0] and not is_run(Path(what[0]))
     ref, overrides = (None, what) if is_override else (what[0], what[1:])
-
-    def show(record: dict[str, Any]) -> None:
-        _print_record(record, as_json)
-
-    evaluate_command(ref, overrides, config_dir, show)
+    evaluate_command(ref, overrides, config_dir, partial(_print_record, as_json=as_json))
 
 
-@app.command(epilog=help_examples.PLAY)
+@verb("play")
 def play(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Let the policy of a run play.")] = None,
@@ -196,15 +194,12 @@ def play(
     """Play one episode in the terminal; Ctrl-D stops it."""
     from agentrl_cli.cli.play import play_command
 
-    if run is not None:
-        _refuse_groups(config_dir, f"run '{run}' plays with its own configuration")
-    if run is not None and script is not None:
-        line = "--run and --script exclude each other; give one of them"
-        raise UserError(line, code="conflict")
+    _exclude("--run", "--config-dir", run and config_dir)
+    _exclude("--run", "--script", run and script)
     play_command(overrides or [], run, task, config_dir, script, as_json=as_json)
 
 
-@app.command(epilog=help_examples.EXPORT)
+@verb("export")
 def export(
     run: RunRef,
     folder: Annotated[
@@ -216,32 +211,26 @@ def export(
     ] = None,
 ) -> None:
     """Write the policy of a run as a Hugging Face model, or its evaluation as an Inspect log."""
-    if (folder is None) == (inspect is None):
-        line = "give one folder: agentrl export RUN DIR, or agentrl export RUN --inspect DIR"
-        raise UserError(line, code="no-folder")
-    if inspect is not None:
-        from agentrl_cli.cli.export_inspect import export_inspect
+    from agentrl_cli.cli.export import evaluable_context, export_inspect
+    from agentrl_cli.cli.export import export as export_policy
 
+    if inspect is not None and folder is None:
         file, count = export_inspect(run, inspect)
         echo(file)
         echo(f"{count} episodes; view them: inspect view --log-dir {inspect}", err=True)
-        return
-    from agentrl_cli.runs.find import find_run
-
-    find_run(run)  # refuse an unknown name before torch is imported
-    from agentrl_cli.cli.export import evaluable_context
-    from agentrl_cli.cli.export import export as export_policy
-
-    assert folder is not None
-    source, step = export_policy(run, folder)
-    echo(folder)
-    length, path = evaluable_context(folder), quote(f"model.path={folder}")
-    limit = f" rollout.max_seq_len={length}" if length else ""
-    command = f"agentrl eval model=hf {path} env={source.meta['choices']['env']}{limit}"
-    echo(f"the policy of {source.name} at step {step}; try it: {command}", err=True)
+    elif folder is not None and inspect is None:
+        source, step = export_policy(run, folder)
+        echo(folder)
+        length, path = evaluable_context(folder), quote(f"model.path={folder}")
+        limit = f" rollout.max_seq_len={length}" if length else ""
+        command = f"agentrl eval model=hf {path} env={source.meta['choices']['env']}{limit}"
+        echo(f"the policy of {source.name} at step {step}; try it: {command}", err=True)
+    else:
+        line = "give one folder: agentrl export RUN DIR, or agentrl export RUN --inspect DIR"
+        raise UserError(line, code="no-folder")
 
 
-@app.command("serve", epilog=help_examples.SERVE)
+@verb("serve")
 def serve_model(
     overrides: Overrides = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
@@ -253,31 +242,31 @@ def serve_model(
     serve(overrides or [], config_dir, only_print=only_print)
 
 
-@app.command()
+@verb("demos")
 def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Write expert episodes to a file: agentrl demos env=twentyq n=128 out=demos.jsonl"""
-    from agentrl_cli.cli.demos import write_demos
+    from agentrl_cli.cli.environment import write_demos
 
     file, count = write_demos(overrides or [], config_dir)
     echo(file)
     same = [text for text in overrides or [] if not text.startswith(("n=", "out=", "algo="))]
     words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.minibatch_tokens=2000"]
-    groups = ["--config-dir", str(config_dir)] if config_dir else []
-    echo(f"{count} episodes; learn from them: agentrl train {join([*words, *groups])}", err=True)
+    words += ["--config-dir", str(config_dir)] if config_dir else []
+    echo(f"{count} episodes; learn from them: agentrl train {join(words)}", err=True)
 
 
-@app.command(epilog=help_examples.CALIBRATE)
+@verb("calibrate")
 def calibrate(
     overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
 ) -> None:
     """Compare a model that answers Twenty Questions with the table of answers."""
-    from agentrl_cli.cli.calibrate import calibration, lines
+    from agentrl_cli.cli.environment import calibration, calibration_table
 
     record = calibration(overrides or [], config_dir)
-    echo(json.dumps(record) if as_json else "\n".join(lines(record)))
+    echo(json.dumps(record) if as_json else "\n".join(calibration_table(record)))
 
 
-@app.command(epilog=help_examples.NEW)
+@verb("new")
 def new(
     kind: Annotated[str, typer.Argument(metavar="env|algo", help="What to write.")],
     name: Annotated[str, typer.Argument(help="Of the package, in small letters.")],
@@ -290,7 +279,7 @@ def new(
     echo(f"install and try it: pip install -e {folder} && {command}", err=True)
 
 
-@app.command("reproduce", epilog=help_examples.REPRODUCE)
+@verb("reproduce")
 def reproduce_preset(
     name: Annotated[
         str, typer.Argument(help="RECIPE_ALGO or RECIPE_ABLATION, such as math_k1; or all.")
@@ -308,9 +297,7 @@ def reproduce_preset(
     if smoke:
         lines, failed = smoke_test(folder / "smoke")
     else:
-        reproductions = reproduce(name, seed or [], folder, store)
-        lines = [reproduction.line() for reproduction in reproductions]
-        failed = sum(reproduction.agrees is False for reproduction in reproductions)
+        lines, failed = reproduce(name, seed or [], folder, store)
     echo("\n".join(lines))
     if failed:
         raise typer.Exit(1)
@@ -319,7 +306,7 @@ def reproduce_preset(
 # verbs that change no run
 
 
-@app.command(epilog=help_examples.SHOW)
+@verb("show")
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The ID, or its first characters.")] = None,
@@ -333,7 +320,6 @@ def show(
     critique: Annotated[
         bool, typer.Option("--critique", help="NLAC: show which part of the improvement is weak.")
     ] = False,
-    ledger: Annotated[bool, typer.Option("--ledger", hidden=True)] = False,  # its old name
     as_json: AsJson = False,
 ) -> None:
     """Show an episode turn by turn with the texts of its critic, or NLAC's critique accuracy."""
@@ -341,14 +327,11 @@ def show(
     from agentrl_cli.report.summary import critique_accuracy, critique_table
     from agentrl_cli.runs.find import find_run
 
-    if won and lost:
-        raise UserError("--won and --lost exclude each other; give one of them", code="conflict")
+    _exclude("--won", "--lost", won and lost)
     filters = [n for n, on in zip(episodes.FILTERS, (won, lost, changed), strict=True) if on]
     source = find_run(run)
-    if critique or ledger:
-        if episode or filters:
-            line = "--critique shows no episode; give it alone or with --step"
-            raise UserError(line, code="conflict")
+    if critique:
+        _exclude("--critique", "the choice of an episode", episode or filters)
         found = critique_accuracy(source, step)
         echo(json.dumps(found) if as_json else "\n".join(critique_table(found)))
         return
@@ -358,21 +341,22 @@ def show(
         return
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else episodes.WIDTH
-    origin = f"{source.name}, {match.file.stem}"
-    lines = episodes.render(match.episode, origin, width, fold=not full)
+    lines = episodes.render(
+        match.episode, f"{source.name}, {match.file.stem}", width, fold=not full
+    )
     if is_terminal:  # the lines are safe already
         print(episodes.painted(lines), end="", flush=True)
     else:
         echo("\n".join(lines))
-    ids = " ".join(entry.id for entry in match.entries[1:4])
     kind = " ".join([*filters, "episodes"])
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     at = "" if step is None else f" --step {step}"
     another = f"agentrl show {source.quoted_folder}{at} --episode ID"
-    echo(f"{position}; show another: {another}, such as {ids or '...'}", err=True)
+    ids = " ".join(entry.id for entry in match.entries[1:4]) or "..."
+    echo(f"{position}; show another: {another}, such as {ids}", err=True)
 
 
-@app.command(epilog=help_examples.REPORT)
+@verb("report")
 def report(
     runs: Annotated[
         list[str],
@@ -406,9 +390,7 @@ def report(
     from agentrl_cli.report.compare import gather, markdown, render
     from agentrl_cli.report.page import folder_for, pack, write
 
-    if as_json and as_markdown:
-        line = "--json and --markdown exclude each other; give one of them"
-        raise UserError(line, code="conflict")
+    _exclude("--json", "--markdown", as_json and as_markdown)
     comparison = gather(runs, against, threshold)
     for note in comparison.notes:
         echo(note, err=True)
@@ -422,7 +404,7 @@ def report(
         echo(f"packed: {pack(comparison, folder)}", err=True)
 
 
-@app.command(epilog=help_examples.LS)
+@verb("ls")
 def ls(
     folder: Annotated[Path, typer.Argument(help="A folder with runs.")] = Path("runs"),
     as_json: AsJson = False,
@@ -438,8 +420,10 @@ def ls(
         if row["lost"]:
             line = f"run '{row['run']}': skipped {row['lost']} unreadable lines of metrics.jsonl"
             echo(line, err=True)
-    inside = [["folder", "runs"], *([str(path), str(count)] for path, count in folders.items())]
-    tables = [*([runs_table(rows)] if rows else []), *([table(inside)] if folders else [])]
+    tables = [runs_table(rows)] if rows else []
+    if folders:
+        inside = [[str(path), str(count)] for path, count in folders.items()]
+        tables.append(table([["folder", "runs"], *inside]))
     if as_json:
         echo(json.dumps(rows))
     elif tables:
@@ -448,7 +432,7 @@ def ls(
         echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
-@app.command("list", epilog=help_examples.LIST)
+@verb("list")
 def list_options(
     group: Annotated[
         str | None, typer.Argument(help=GROUPS, autocompletion=completion.group_names)
@@ -460,44 +444,45 @@ def list_options(
     as_json: AsJson = False,
 ) -> None:
     """List the groups, what there is to choose in one, or the keys of one option."""
-    from agentrl_cli.config.groups import groups, nearest, options
+    from agentrl_cli.config.compose import groups, not_found, options
 
     known = groups(config_dir)
     if group is None:
         echo(json.dumps(known) if as_json else "\n".join(known))
-        return
-    if group not in known:
-        raise UserError(f"group '{group}' not found{nearest(group, known)}")
-    if option is not None:
+    elif group not in known:
+        raise not_found("group", group, known)
+    elif option is not None:
         from agentrl_cli.config.comments import option_settings
 
-        _print_settings(option_settings(group, option, config_dir), as_json)
-        return
-    comments = options(group, config_dir)
-    width = max(map(len, comments), default=0)
-    lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
-    echo(json.dumps(comments) if as_json else "\n".join(lines))
+        _print_settings(*option_settings(group, option, config_dir), as_json)
+    else:
+        found = options(group, config_dir)
+        width = max(map(len, found), default=0)
+        lines = [f"{name:<{width}}  {text}".rstrip() for name, text in found.items()]
+        echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
-@app.command("config", epilog=help_examples.CONFIG)
+@verb("config")
 def print_config(
     overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
 ) -> None:
     """Print the configuration of a run: every key, its meaning, and who set it."""
-    _show_config(overrides or [], config_dir, as_json)
+    from agentrl_cli.config.comments import settings
+    from agentrl_cli.config.compose import compose_checked
+
+    _print_settings(*settings(overrides or [], config_dir), as_json)
+    compose_checked(overrides or [], config_dir)  # refuse what is wrong
 
 
-@app.command("check", epilog=help_examples.CHECK)
+@verb("check")
 def check_environment(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Test the contract of an environment, two agents in it, and token limits."""
-    from agentrl_cli.cli.check import check_command
+    from agentrl_cli.cli.environment import check_command
 
     check_command(overrides or [], config_dir)
 
 
-@app.command(  # an answer may be -7
-    epilog=help_examples.GRADE, context_settings={"ignore_unknown_options": True}
-)
+@verb("grade", ignore_unknown_options=True)  # an answer may be -7
 def grade(
     gold: Annotated[str, typer.Argument(metavar="GOLD", help="The correct answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
@@ -513,48 +498,27 @@ def grade(
     echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
 
 
-def _show_config(overrides: list[str], config_dir: Path | None, as_json: bool = False) -> None:
-    """Print the composed configuration, then refuse what is wrong with it."""
-    from agentrl_cli.config.comments import settings
-    from agentrl_cli.config.compose import check, compose
-
-    _print_settings(settings(overrides, config_dir), as_json)
-    check(compose(overrides, config_dir))
-
-
-def _print_settings(found: Settings, as_json: bool) -> None:
+def _print_settings(
+    rows: list[dict[str, Any]], node_comments: dict[str, str], as_json: bool
+) -> None:
     from agentrl_cli.config.comments import render
 
-    rows = [asdict(entry) for entry in found.entries]
-    echo(json.dumps(rows) if as_json else "\n".join(render(found)))
+    echo(json.dumps(rows) if as_json else "\n".join(render(rows, node_comments)))
 
 
-def _refuse_groups(config_dir: Path | None, reason: str) -> None:
-    if config_dir is not None:
-        raise UserError(f"{reason}; leave --config-dir out", code="conflict")
+def _exclude(first: str, second: str, both: object) -> None:
+    if both:
+        line = f"{first} and {second} exclude each other; give one of them"
+        raise UserError(line, code="conflict")
 
 
-def _say_what_would_start(verb: str, config_dir: Path | None, *more: str) -> None:
-    """Print what a verb without arguments would train and how to start it; exit with 2."""
-    from agentrl_cli.config.compose import compose
-
-    cfg = compose([], config_dir)
-    words = " ".join([f"algo={cfg.choices.algo}", f"env={cfg.choices.env}", *more])
-    size = f"model={cfg.choices.model} on hardware={cfg.choices.hardware}, {cfg.steps} steps"
-    groups = f" --config-dir {config_dir}" if config_dir else ""
-    lines = [
-        f"nothing was started. By default this would be {words} with {size}, in {cfg.runs}/",
-        f"start that     agentrl {verb} {words}{groups}",
-        f"its settings   agentrl config {' '.join(words.split()[:2])}{groups}",
-        "other choices  agentrl list algo, agentrl list env, agentrl list model",
-    ]
-    if verb == "train":
-        lines.insert(2, f"only check it  agentrl train {words} --dry{groups}")
-    echo("\n".join(lines), err=True)
-    raise typer.Exit(2)
+def _nothing_chosen(verb: str, more: str = "") -> UserError:
+    example = f"agentrl {verb} algo=nlac env=twentyq{more}"
+    line = f"nothing was started; give at least one override, for example: {example}"
+    return UserError(line, code="nothing-chosen")
 
 
-def _print_record(record: dict[str, Any], as_json: bool) -> None:
+def _print_record(record: dict[str, Any], *, as_json: bool) -> None:
     from agentrl_cli.report.summary import has_nothing_to_average
 
     width = max(map(len, record))

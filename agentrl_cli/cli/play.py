@@ -11,8 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import build, check, compose, load
-from agentrl_cli.config.groups import nearest
+from agentrl_cli.config.compose import build, check, compose, load, not_found
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task
@@ -24,7 +23,6 @@ from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
 SPLITS = ("test", "train", "val")  # in the order in which a task is searched
-UNUSED = ("algo", "hardware", "model", "rollout")  # parts of the configuration
 
 
 def play_command(
@@ -38,15 +36,14 @@ def play_command(
 ) -> None:
     """Play a task, by default a random test task, with the user, a run or a script as the agent."""
     if script is None and as_json:
-        line = "--json prints a replay; give a file of actions with --script FILE"
-        raise UserError(line, code="no-script")
+        raise UserError("--json needs a file of actions; give --script FILE", code="no-script")
     if ref is not None:
         run = find_run(ref)
         cfg = check(load(run.config_file, overrides))
-        task = find_task(build(cfg.env), task_id)
-        print("\n".join(render(play_with_policy(cfg, run, task), run.name)))
+        episode = play_with_policy(cfg, run, find_task(build(cfg.env), task_id))
+        print("\n".join(render(episode, run.name)))
         return
-    cfg = check(compose(overrides, config_dir), skip=UNUSED)
+    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
     env: Env = build(cfg.env)
     task = find_task(env, task_id)
     if script is None:
@@ -93,17 +90,16 @@ def find_task(env: Env, task_id: str | None) -> Task:
         try:
             tasks = env.tasks(split)
         except UserError:
-            if split != "val":  # the only split that an environment may lack
-                raise
-            continue
+            if split == "val":  # the only split that an environment may lack
+                continue
+            raise
         if task_id is None and tasks:
             return random.choice(tasks)
         by_id |= {task.id: task for task in tasks}
     if task_id is None:
-        line = "the environment has no tasks in any split; check its data"
-        raise UserError(line, code="no-tasks")
+        raise UserError("the environment has no tasks; check its data", code="no-tasks")
     if task_id not in by_id:
-        raise UserError(f"task '{task_id}' not found{nearest(task_id, by_id)}", code="unknown-task")
+        raise not_found("task", task_id, by_id, "unknown-task")
     return by_id[task_id]
 
 

@@ -1,4 +1,7 @@
-"""Train a run from a checked configuration or from its last checkpoint."""
+"""Train a run from a checked configuration or from its last checkpoint, or only try it (`--dry`).
+
+A dry run prints what the run needs. It plays episodes if the device of the run is available.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,32 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli import __version__
 from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.cli.dry import dry_run
+from agentrl_cli.cli.environment import check_contract
 from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import echo_err
+from agentrl_cli.core.terminal import echo, echo_err
+from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
-from agentrl_cli.rollout.demos import fingerprint
+from agentrl_cli.rollout.collector import Collector
+from agentrl_cli.rollout.demos import EXPERT_PREFIX, fingerprint
+from agentrl_cli.rollout.play import EpisodeStart, check_failures
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
-from agentrl_cli.training.build import Parts, build_parts
+from agentrl_cli.training import memory_plan
+from agentrl_cli.training.build import Parts, build_parts, pick_device
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
-from agentrl_cli.training.memory_plan import plan_memory, validate_memory
 from agentrl_cli.training.rollout_actors import start_actors
+
+DRY_EPISODES = 4  # to play, each of another task
+DRY_DEMOS = 100  # of the environment's expert to try at most
 
 
 def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
@@ -83,7 +92,11 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
             run = run if ranks.is_main else NullRun(run.folder)
         parts = build_parts(cfg, run.folder, restored=True, ranks=ranks)
         with ranks.together():
-            validate_template(run, cfg, parts)
+            template = parts.chat.fingerprint
+            if run.meta.get("chat_template", template) != template:
+                line = f"the chat template of '{cfg.model.path}' has changed"
+                remedy = f"restore it, or start a new run with init={run.quoted_folder}"
+                raise UserError(f"{line}; {remedy}", code="other-template")
             start_actors(cfg, parts)
             parts.restore(checkpoint)
         parts.share_buffer()
@@ -111,11 +124,23 @@ def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:
     with ranks.together():
         algo: Algorithm = build(cfg.algo)
         validate_strategy(cfg, algo, ranks)
-        validate_memory(cfg, algo, plan_memory(cfg, algo))
+        memory_plan.validate_memory(cfg, algo, memory_plan.plan_memory(cfg, algo))
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
     """Attach the console and the chosen logger to the run."""
+
+    def write_model(folder: Path) -> None:
+        from agentrl_cli.cli.export import export
+
+        export(str(run.folder), folder)
+
+    def write_report(folder: Path) -> None:
+        from agentrl_cli.report.compare import gather
+        from agentrl_cli.report.page import write
+
+        write(gather([str(run.folder)]), folder, pages=True)
+
     read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
     run.update_meta(threads=torch.get_num_threads(), **read)
     if not parts.ranks.is_main:
@@ -124,31 +149,8 @@ def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
         run.update_meta(processes=parts.ranks.size)
     logger = build(cfg.logger)
     if isinstance(logger, WandbLogger):
-        logger.writers = {"model": partial(write_model, run), "report": partial(write_report, run)}
+        logger.writers = {"model": write_model, "report": write_report}
     run.attach([Console(activity=parts.activity), logger], cfg)
-
-
-def write_model(run: Run, folder: Path) -> None:
-    """Write the policy as `agentrl export` does."""
-    from agentrl_cli.cli.export import export
-
-    export(str(run.folder), folder)
-
-
-def write_report(run: Run, folder: Path) -> None:
-    """Write the page of `agentrl report` with all episodes of the run."""
-    from agentrl_cli.report.compare import gather
-    from agentrl_cli.report.page import write
-
-    write(gather([str(run.folder)]), folder, pages=True)
-
-
-def validate_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
-    """Raise UserError if the chat template of the model has changed since the run began."""
-    if run.meta.get("chat_template", parts.chat.fingerprint) != parts.chat.fingerprint:
-        line = f"the chat template of '{cfg.model.path}' has changed"
-        remedy = f"restore it, or start a new run with init={run.quoted_folder}"
-        raise UserError(f"{line}; {remedy}", code="other-template")
 
 
 @contextmanager
@@ -163,3 +165,90 @@ def delete_unbuilt_run(run: Run, ranks: Ranks) -> Iterator[None]:
     except BaseException as error:
         run.set_status("failed", f"{type(error).__name__}: {error}")
         raise
+
+
+# dry runs
+
+
+def dry_run(cfg: DictConfig) -> None:
+    """Print the plan and play a few episodes.
+
+    Raises UserError if the run needs too much memory or cannot be built.
+    """
+
+    def print_row(name: str, value: object) -> None:
+        echo(f"{name:<24} {value}")
+
+    algo: Algorithm = build(cfg.algo)
+    env: Env = build(cfg.env)
+    tasks = train_tasks(env)[:DRY_EPISODES]
+    for name, value in plan_rows(cfg, algo):
+        print_row(name, value)
+    memory_plan.validate_memory(cfg, algo, memory_plan.plan_memory(cfg, algo))
+    print_row("environment contract", check_contract(env))
+    if memory_plan.device_type(cfg) == "cuda" and not torch.cuda.is_available():
+        print_row("one episode", "not played: no CUDA device was found")
+        return
+    pick_device(cfg.hardware.device)
+    count = str(cfg.data.demos).removeprefix(EXPERT_PREFIX)
+    if cfg.data.demos == f"{EXPERT_PREFIX}{count}" and count.isdecimal() and int(count) > DRY_DEMOS:
+        print_row("demonstrations", f"{DRY_DEMOS} of {int(count):,} are tried")
+        cfg = cfg.copy()
+        cfg.data.demos = f"{EXPERT_PREFIX}{DRY_DEMOS}"
+    parts = build_parts(cfg, None)
+    starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
+    episodes = parts.play(starts, parts.collector.sampling)
+    check_failures(episodes, 0.0)
+    first, turns = episodes[0], len(episodes[0].turns)
+    print_row("one episode", f"{turns} turns, {first.tokens} tokens, reward {first.reward:g}")
+    print_row("truncated", _truncated(episodes, parts.collector))
+    for name, text in parts.algo.check(episodes):
+        print_row(name, text)
+
+
+def _truncated(episodes: list[Episode], collector: Collector) -> str:
+    """Return how many replies and episodes reached a token limit, and which key to raise."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    replies = sum(bool(turn.observation) for turn in turns)  # one may be split into several turns
+    cut = sum(turn.finish_reason == "length" for turn in turns)
+    ended = sum(episode.stop == "context" for episode in episodes)
+    parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
+    if cut:
+        parts[0] += f" reach rollout.max_new_tokens {collector.max_new_tokens}: raise it"
+    if ended:
+        parts[1] += f" reach rollout.max_seq_len {collector.max_seq_len}: raise it"
+    return "; ".join(parts)
+
+
+def plan_rows(cfg: DictConfig, algo: Algorithm) -> Iterator[tuple[str, object]]:
+    """Yield what is trained, how much an update samples, and the memory of each phase."""
+    plan, collector = memory_plan.plan_memory(cfg, algo), build(cfg.rollout)
+    specs = algo.models()
+    yield "algorithm", cfg.choices.algo
+    yield "models", ", ".join(f"{name} ({spec.kind})" for name, spec in specs.items())
+    trained, size = plan.adapter or plan.parameters, plan.parameters + plan.adapter
+    learning = sum(spec.kind == "trained" for spec in specs.values())
+    times = f", in each of {learning} models" if learning > 1 else ""
+    yield "parameters", f"{size:,}, of which trained {trained:,}{times}"
+    episodes = collector.count(algo.group_size) if algo.plays else 0
+    turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
+    yield "episodes per step", episodes
+    yield "episodes in total", episodes * cfg.steps
+    if episodes:
+        tokens = episodes * cfg.rollout.max_seq_len
+        yield "  rollout", f"up to {episodes * turns:,} texts, {tokens:,} tokens per update"
+    for role, texts in algo.texts(turns, cfg.rollout.max_new_tokens).items():
+        tokens = texts.count * texts.longest
+        yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens per update"
+    limit = memory_plan.available_bytes(cfg)
+    of = "" if limit is None else f" of {memory_plan.in_gib(limit)}"
+    yield "predicted peak memory", f"{memory_plan.in_gib(plan.peak)}{of}, in {plan.largest_phase}"
+    for name, number in plan.kept.items():
+        if number:
+            yield f"  {name}", memory_plan.in_gib(number)
+    for phase, parts in plan.phases.items():
+        listed = ", ".join(f"{name} {memory_plan.in_gib(n)}" for name, n in parts.items() if n)
+        yield f"  in {phase}", f"{memory_plan.in_gib(sum(parts.values()))}: {listed}"
+    for saver in memory_plan.memory_savers(cfg, algo)[: memory_plan.NAMED]:
+        if saver.saves > 0:
+            yield "to save memory", f"{saver} saves {memory_plan.in_gib(saver.saves)}"

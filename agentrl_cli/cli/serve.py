@@ -1,7 +1,4 @@
-"""`agentrl serve`: run a vLLM server in this terminal, or print the command that starts it.
-
-The server accepts the LoRA adapters of runs with the same configuration.
-"""
+"""`agentrl serve`: run a vLLM server in this terminal, or print the command that starts it."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import shlex
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl_cli.config.compose import as_dataclass, build, compose_checked
+from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.generators.vllm import (
@@ -25,14 +22,12 @@ from agentrl_cli.generators.vllm import (
     serve_variables,
 )
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 USUAL_PORT = 8000  # vLLM's own
 
 
 def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: bool) -> None:
-    """Serve until Ctrl-C, or print the command.
+    """Serve until Ctrl-C, or print the command. The server accepts the LoRA adapters of runs with
+    the same configuration.
 
     Raises UserError if the settings have no server, its program is missing, or its port is in
     use, and RunAborted if the server ends by itself.
@@ -45,18 +40,28 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
         raise UserError(line, code="no-server")
     settings = as_dataclass(cfg.hardware.generator.server, ServerSettings)
     if cfg.model.lora is None:
-        line = "servers load LoRA adapters, and model.lora is null"
-        remedy = "give model.lora={rank:16,alpha:32,targets:[all-linear]}"
-        raise UserError(f"{line}; {remedy}", code="no-lora")
+        line = "servers load LoRA adapters, and model.lora is null; give"
+        raise UserError(
+            f"{line} model.lora={{rank:16,alpha:32,targets:[all-linear]}}", code="no-lora"
+        )
     if only_print and cfg.model.path == "tiny":
-        line = "model=tiny has no folder that another program can read"
-        remedy = "leave --print out, or give model=hf model.path=FOLDER"
-        raise UserError(f"{line}; {remedy}", code="no-folder")
+        line = "model=tiny has no folder that another program can read; leave --print out, or give"
+        raise UserError(f"{line} model=hf model.path=FOLDER", code="no-folder")
     if not only_print:
         find_program(settings.program)
         choose_port(settings, USUAL_PORT)
     with tempfile.TemporaryDirectory(prefix="agentrl-") as folder:
-        served = describe_served(cfg, Path(folder))
+        import torch
+
+        from agentrl_cli.models.load import dtype_of, find_base
+
+        config = as_dataclass(cfg.model, ModelConfig)
+        dtype = str(dtype_of(config.dtype, torch.device(cfg.hardware.device)))
+        served = ServedModel(
+            path=find_base(config, cfg.seed, Path(folder)), dtype=dtype.removeprefix("torch."),
+            rank=cfg.model.lora.rank,
+            models=sum(spec.generates for spec in build(cfg.algo).models().values()),
+        )  # fmt: skip
         port = settings.port or USUAL_PORT
         command, variables = serve_command(settings, served, port), serve_variables(settings)
         if only_print:
@@ -73,20 +78,3 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
             return
         if code:
             raise RunAborted(f"the server ended with code {code}; see its output above")
-
-
-def describe_served(cfg: DictConfig, folder: Path) -> ServedModel:
-    """Return the model to serve; an embedded model is written to `folder`."""
-    import torch
-
-    from agentrl_cli.config.settings import ModelConfig
-    from agentrl_cli.models.load import dtype_of, find_base
-
-    config = as_dataclass(cfg.model, ModelConfig)
-    assert config.lora is not None
-    dtype = str(dtype_of(config.dtype, torch.device(cfg.hardware.device)))
-    models = sum(spec.generates for spec in build(cfg.algo).models().values())
-    return ServedModel(
-        path=find_base(config, cfg.seed, folder), dtype=dtype.removeprefix("torch."),
-        rank=config.lora.rank, models=models,
-    )  # fmt: skip

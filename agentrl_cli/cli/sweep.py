@@ -13,15 +13,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 import psutil
@@ -31,36 +28,33 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.config import compose as config
-from agentrl_cli.config.difference import differences
 from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
-from agentrl_cli.core.terminal import echo, echo_err, safe
+from agentrl_cli.core.terminal import echo, echo_err
 from agentrl_cli.report.summary import cell, run_row, runs_table
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.loggers import SWEEP_FOLDER
 from agentrl_cli.runs.run import Run, is_folder_name
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 PROGRAM = "agentrl_cli.cli"  # the module that `python -m` runs
-HAS_TABLE = "AGENTRL_SWEEP_HAS_TABLE"  # set if the terminal shows a table instead of lines
 MAX_NAME = 120  # characters of a run's name
 MAX_NAMED = 20  # mistakes that an error lists
 MANY_RUNS = 100  # from here on the sweep needs a confirmation
-MAY_DIFFER = (  # keys without an effect on results, if a sweep is continued
-    "name", "runs", "logger", "choices.logger", "save_every", "save_interval_minutes",
-    "hardware.threads", *RESUMABLE,
+MAX_KEYS = 6  # that an error lists
+MAY_DIFFER = tuple(  # keys and nodes without an effect on results, if a sweep is continued
+    f"{key}."
+    for key in (
+        "name", "runs", "logger", "choices.logger", "save_every", "save_interval_minutes",
+        "hardware.threads", *RESUMABLE,
+    )
 )  # fmt: skip
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 EXTRAS = {  # the extra with a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
     "ray": "ray",
 }  # fmt: skip
-ORDER = ("running", "starting", "failed", "stopped", "done", "waiting")  # of rows in the table
-STYLES = {"running": "bold", "starting": "bold", "failed": "red", "done": "green", "waiting": "dim"}
 
 
 class Sweep:
@@ -70,13 +64,14 @@ class Sweep:
         """Parse the overrides. Raises UserError for invalid overrides and names."""
         self.config_dir = config_dir
         parsed = config.parse_overrides(overrides, is_sweep=True)
-        is_of_hydra = [re.match(r"hydra\b", item.key_or_group) is not None for item in parsed]
-        self.hydra_overrides = [_text(item) for item in itertools.compress(parsed, is_of_hydra)]
-        own = [item for item, of_hydra in zip(parsed, is_of_hydra, strict=True) if not of_hydra]
+
+        def is_of_hydra(item: Override) -> bool:
+            return re.match(r"hydra\b", item.key_or_group) is not None
+
+        self.hydra_overrides = [_text(item) for item in filter(is_of_hydra, parsed)]
+        own = list(itertools.filterfalse(is_of_hydra, parsed))
         if any(item.key_or_group == "name" for item in own):
-            line = (
-                "the runs of a sweep are named by the keys that vary; name its folder with --name"
-            )
+            line = "the runs of a sweep are named by the keys that vary; give --name for its folder"
             raise UserError(line, code="sweep-name")
         root = next((str(item.value()) for item in own if item.key_or_group == "runs"), "runs")
         self.overrides = [item for item in own if item.key_or_group != "runs"]
@@ -99,7 +94,7 @@ class Sweep:
     def check(self) -> None:
         """Check all choices and values. Raises one UserError with a line for each mistake."""
         _raise_together(
-            lambda point: config.compose_checked(point, self.config_dir), self.points_to_check()
+            lambda point: config.compose_checked(point, self.config_dir), self._points_to_check()
         )
         try:
             config.compose_with_hydra([*self.hydra_overrides, *self.fixed], self.config_dir)
@@ -107,20 +102,21 @@ class Sweep:
             for part in ("launcher", "sweeper"):
                 plugin = self._plugin(part)
                 if plugin and f"hydra/{part}" in str(error):
-                    extra = EXTRAS.get(plugin)
-                    fix = f"run pip install 'agentrl-cli[{extra}]'" if extra else "install it"
+                    fix = "install it"
+                    if plugin in EXTRAS:
+                        fix = f"run pip install 'agentrl-cli[{EXTRAS[plugin]}]'"
                     line = f"{part} '{plugin}' is not installed; {fix}"
                     raise UserError(line, code="missing-package") from None
             raise
 
-    def points_to_check(self) -> Iterator[list[str]]:
+    def _points_to_check(self) -> Iterator[list[str]]:
         """Yield points that contain all combinations of group choices and all single values."""
         discrete = [item for item in self.varying if item.is_discrete_sweep()]
         values = {item.get_key_element(): _values(item) for item in discrete}
-        groups = [key for key in values if key in config.groups(self.config_dir)]
+        known = config.groups(self.config_dir)
         first = {key: found[0] for key, found in values.items() if found}
-        products = itertools.product(*(values[key] for key in groups))
-        points = [dict(zip(groups, options, strict=True)) for options in products]
+        groups = {key: found for key, found in values.items() if key in known}
+        points = [dict(zip(groups, p, strict=True)) for p in itertools.product(*groups.values())]
         points += [{k: v} for k in values if k not in groups for v in values[k][1:]]
         for point in points:
             yield [*self.fixed, *(f"{key}={value}" for key, value in (first | point).items())]
@@ -140,10 +136,10 @@ class Sweep:
             return  # the points of a sweeper are known only when they run
 
         def refuse(point: tuple[list[str], str]) -> None:
-            compose = partial(config.compose_checked, point[0], self.config_dir)
-            validate_existing_run(self.folder / point[1], compose)
+            composed = partial(config.compose_checked, point[0], self.config_dir)
+            validate_existing_run(self.folder / point[1], composed)
 
-        _raise_together(refuse, (p for p in self.named_points() if (self.folder / p[1]).is_dir()))
+        _raise_together(refuse, self.named_points())
 
     def start(self) -> None:
         """Run all points with Hydra's multirun."""
@@ -152,29 +148,26 @@ class Sweep:
         config.register_sections(self.config_dir)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
-        names = [] if self.count_runs() is None else [name for _, name in self.named_points()]
         before, sys.argv = sys.argv, ["agentrl", "--multirun", *self.arguments()]
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         try:
-            with stop_runs_on_signals(), live_table(self.folder, names):
+            with stop_runs_on_signals():
                 main(run_point)()
         finally:
             sys.argv = before
 
     def arguments(self) -> list[str]:
         """Return the command line for Hydra, with the folder and the names of the runs."""
-        varying = {item.key_or_group for item in self.varying}
-        keys = [item.key_or_group for item in self.overrides]
+        fixed = [item.key_or_group for item in self.overrides if not item.is_sweep_override()]
         is_parallel = self._plugin("launcher") not in (None, "basic")
-        threads = ["1"] if is_parallel and "hardware.threads" not in keys else []
-        unnamed = [key for key in keys if key not in varying] + ["runs"]
-        unnamed += ["hardware.threads" for _ in threads]
+        has_threads = any(item.key_or_group == "hardware.threads" for item in self.overrides)
+        threads = ["hardware.threads=1"] if is_parallel and not has_threads else []
+        unnamed = [*fixed, "runs", *(["hardware.threads"] if threads else [])]
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
             *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
-            *(f"hardware.threads={number}" for number in threads),
-            *(config.forced(item, self.config_dir) for item in self.overrides),
+            *threads, *(config.forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
 
     def _plugin(self, part: str) -> str | None:
@@ -270,33 +263,34 @@ def run_point(cfg: DictConfig) -> float:
     folder = Path(cfg.runs) / name
     lock, log = folder.with_name(f"{name}.lock"), folder.with_name(f"{name}.log")
     with files.try_lock(FileLock(lock, fallback_to_soft=False)) as is_free:
-        if not is_free:
-            _report_point(f"running in another sweep: {name}")
-            return score(folder)
-        search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
-        point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-        config.complete(point, chosen, Path(search[0]) if search else None)
-        validate_existing_run(folder, lambda: config.check(point))
-        verb = next_verb(folder)
-        _report_point(f"{verb or 'already done:'} {name}")
-        if verb is not None:
-            config_dir = ["--config-dir", search[0]] if search else []
-            command = ["train", *config_dir, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
-            command = command if verb == "train" else ["resume", str(folder)]
-            is_local = chosen["hydra/launcher"] == "joblib"
-            gpus = visible_gpus() if is_local and cfg.hardware.device == "cuda" else []
-            with reserved_gpu(folder.parent, gpus) as gpu:
-                code = run_agentrl(command, log, gpu)
-            if code == 130:
-                raise KeyboardInterrupt
-            if code:
-                _report_point(f"failed: {name}, see {log}")
-            row = run_row(Run(folder)) if (folder / "meta.json").is_file() else {}
-            step, success = (cell(row.get(key)) or "–" for key in ("step", "eval"))
-            status = row.get("status", "failed")
-            _report_point(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
-        lock.unlink(missing_ok=True)
-    return score(folder)
+        if is_free:
+            search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
+            point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+            config.complete(point, chosen, Path(search[0]) if search else None)
+            validate_existing_run(folder, lambda: config.check(point))
+            verb = next_verb(folder)
+            echo_err(f"{verb or 'already done:'} {name}")
+            command = ["resume", str(folder)]
+            if verb == "train":
+                config_dir = ["--config-dir", search[0]] if search else []
+                command = [verb, *config_dir, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
+            if verb is not None:
+                is_local = chosen["hydra/launcher"] == "joblib" and cfg.hardware.device == "cuda"
+                with reserved_gpu(folder.parent, visible_gpus() if is_local else []) as gpu:
+                    code = run_agentrl(command, log, gpu)
+                if code == 130:
+                    raise KeyboardInterrupt
+                if code:
+                    echo_err(f"failed: {name}, see {log}")
+                row = run_row(Run(folder)) if (folder / "meta.json").is_file() else {}
+                step, success = (cell(row.get(key)) or "–" for key in ("step", "eval"))
+                status = row.get("status", "failed")
+                echo_err(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
+            lock.unlink(missing_ok=True)
+        else:
+            echo_err(f"running in another sweep: {name}")
+    success = run_row(Run(folder))["eval"] if (folder / "meta.json").is_file() else None
+    return math.nan if success is None else float(success)
 
 
 def point_name(overrides: str) -> str:
@@ -308,25 +302,24 @@ def point_name(overrides: str) -> str:
     return f"{name[:MAX_NAME]}-{blake2b(overrides.encode(), digest_size=4).hexdigest()}"
 
 
-def score(folder: Path) -> float:
-    """Return the last success rate of a run; NaN without one."""
-    success = run_row(Run(folder))["eval"] if (folder / "meta.json").is_file() else None
-    return float("nan") if success is None else float(success)
-
-
 def validate_existing_run(folder: Path, composed: Callable[[], DictConfig]) -> None:
     """Raise UserError if the run in a folder has another configuration than the composed one."""
-    run = kept_run(folder)
-    if run is None:
+    if (run := kept_run(folder)) is None:
         return
     there, here = config.load(run.config_file, []), composed()
     if here.model.get("chat_template"):  # a run stores the text
         from agentrl_cli.models.template import template_text
 
         here.model.chat_template = template_text(here.model.chat_template)
-    plain = [OmegaConf.to_container(cfg, resolve=True) for cfg in (there, here)]
-    if found := differences(*plain, ignored=MAY_DIFFER):  # pyright: ignore[reportArgumentType]
-        line = f"run '{folder}' has another configuration: {found}"
+    old, new = (files.flatten(OmegaConf.to_container(c, resolve=True)) for c in (there, here))
+    keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+    keys = [key for key in keys if not f"{key}.".startswith(MAY_DIFFER)]
+    keys.sort(key=lambda key: not key.startswith("choices."))  # options first
+    if keys:
+        listed = [f"{k} {old.get(k, 'unset')} there and {new.get(k, 'unset')} here" for k in keys]
+        if len(keys) > MAX_KEYS:
+            listed[MAX_KEYS:] = [f"and {len(keys) - MAX_KEYS} keys more"]
+        line = f"run '{folder}' has another configuration: {', '.join(listed)}"
         raise UserError(f"{line}; give another --name, or move that run", code="other-run")
 
 
@@ -368,15 +361,6 @@ def run_agentrl(arguments: list[str], log: Path, gpu: str | None = None) -> int:
             raise
 
 
-def visible_gpus() -> list[str]:
-    """Return the CUDA devices of this process, as in CUDA_VISIBLE_DEVICES."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return list(filter(None, named.split(",")))
-    import torch
-
-    return list(map(str, range(torch.cuda.device_count())))
-
-
 @contextmanager
 def reserved_gpu(folder: Path, gpus: list[str]) -> Iterator[str | None]:
     """Reserve one of several GPUs within a sweep; None if there is only one or none is free."""
@@ -389,111 +373,13 @@ def reserved_gpu(folder: Path, gpus: list[str]) -> Iterator[str | None]:
     yield None
 
 
-# the table in the terminal
+def visible_gpus() -> list[str]:
+    """Return the CUDA devices of this process, as in CUDA_VISIBLE_DEVICES."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return list(filter(None, named.split(",")))
+    import torch
 
-
-@dataclass
-class SweepTable:
-    """The runs of a sweep; `names` are its points, or empty if a sweeper chooses them."""
-
-    folder: Path
-    names: Sequence[str] = ()
-    began: float = field(default_factory=time.time)
-    _cache: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return run, status, step and success of each point, in the order of the grid."""
-        found = [*self.folder.glob("*/meta.json"), *self.folder.glob("*.log")]
-        on_disk = sorted(f.parent.name if f.suffix == ".json" else f.stem for f in found)
-        rows = []
-        for name in dict.fromkeys([*self.names, *on_disk]):
-            row = self._read(name)
-            rows.append({**row, "run": name, "status": self._status(name, row.get("status"))})
-        return rows
-
-    def draw(self, height: int) -> Group:
-        """Return counts and the table, with the most important rows if not all fit."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        rows = self.rows()
-        counts = Counter(row["status"] for row in rows)
-        others = [f"{counts[name]} {name}" for name in ORDER if counts[name] and name != "done"]
-        minutes, seconds = divmod(int(time.time() - self.began), 60)
-        title = [f"{counts['done']} of {len(rows)} done", *others, f"{minutes}:{seconds:02} min"]
-        table = Table(box=None, pad_edge=False)
-        for name in ("run", "status", "step", "success"):
-            right = name in ("step", "success")
-            table.add_column(name, justify="right" if right else "left", no_wrap=True)
-        room = max(height - 4, 1)  # without counts, header, the number of hidden rows, the cursor
-        if len(rows) > room:
-            rows.sort(key=lambda row: ORDER.index(row["status"]))
-        for row in rows[:room]:
-            step = "/".join(str(row[key]) for key in ("step", "steps") if row.get(key) is not None)
-            cells = [safe(row["run"]), row["status"], step, cell(row.get("eval"))]
-            table.add_row(*cells, style=STYLES.get(row["status"], ""))
-        if len(rows) > room:
-            table.add_row(f"… {len(rows) - room} more")
-        return Group(Text(", ".join(title)), table)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        """Return the row of a run, reading only changed files; empty if it cannot be read now."""
-        folder = self.folder / name
-        found = [folder / "meta.json", folder / "metrics.jsonl"]
-        try:
-            stamps = [file.stat().st_mtime_ns for file in found if file.exists()]
-            if stamps and self._cache.get(name, (None,))[0] != stamps:
-                text = (folder / "config.yaml").read_text(encoding="utf-8")
-                steps = re.search(r"^steps: (\d+)$", text, re.MULTILINE)
-                self._cache[name] = stamps, run_row(Run(folder)) | {"steps": steps and steps[1]}
-            return self._cache[name][1] if stamps else {}
-        except (OSError, UserError):
-            return {}
-
-    def _status(self, name: str, recorded: str | None) -> str:
-        """Return the status of a point: a new lock means that it runs, a new log that it ended."""
-
-        def is_new(file: Path) -> bool:
-            try:
-                return file.stat().st_mtime >= self.began
-            except OSError:
-                return False
-
-        if recorded == "done":
-            return "done"
-        if is_new(self.folder / f"{name}.lock"):
-            return "running" if recorded in ("started", "running") else "starting"
-        if not is_new(self.folder / f"{name}.log"):
-            return "waiting"
-        return "stopped" if recorded == "stopped" else "failed"
-
-
-@contextmanager
-def live_table(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Show the table of a sweep on stderr, updated each second, if stderr is a terminal."""
-    from rich.console import Console
-    from rich.live import Live
-
-    terminal, table = Console(stderr=True), SweepTable(folder, names)
-    if not (sys.stderr.isatty() and terminal.is_interactive):
-        yield
-        return
-    os.environ[HAS_TABLE] = "1"
-    live = Live(
-        get_renderable=lambda: table.draw(terminal.height), console=terminal, transient=True,
-        refresh_per_second=1, redirect_stdout=False,
-    )  # fmt: skip
-    try:
-        with live:
-            yield
-    finally:
-        del os.environ[HAS_TABLE]
-
-
-def _report_point(line: str) -> None:
-    if HAS_TABLE not in os.environ:
-        echo_err(line)
+    return list(map(str, range(torch.cuda.device_count())))
 
 
 def _raise_together(check: Callable[[Any], object], items: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import check, chosen_option, compose, load
+from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
@@ -36,7 +36,7 @@ def start(
     if cfg.init is not None and not is_folder(Path(cfg.init)):
         find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
     validate_launch(cfg, dry=dry)
-    if chosen_option(cfg, "search"):
+    if cfg.choices.get("search"):
         line = "search needs a trained critic; train without it, then run agentrl eval RUN"
         raise UserError(line, code="search-in-training")
     from agentrl_cli.cli.run_training import train_new_run

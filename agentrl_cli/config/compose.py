@@ -5,23 +5,15 @@ Hydra composes. `check` validates everything at once, and reports all mistakes t
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_cli.config.groups import (
-    ALGOS,
-    conf_folder,
-    group_folders,
-    groups,
-    nearest,
-    options,
-    register_sections,
-)
-from agentrl_cli.config.presets import PRESETS, replace_old_names
-from agentrl_cli.config.renames import update_stored
+from agentrl_cli.config.renames import PRESETS, replace_old_names, update_stored
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -30,9 +22,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 T = TypeVar("T")
+PACKAGE = Path(__file__).parents[1]
+SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
+ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
-SEARCH, ENV, HARDWARE = "search", "env", "hardware"
-EVAL_GROUPS = (SEARCH, ENV, HARDWARE)  # that may be chosen when a run is evaluated
+EVAL_GROUPS = ("search", "env", "hardware")  # that may be chosen when a run is evaluated
 SECRETS = {
     "a user and a password": re.compile(r"://[^/\s@]*:[^/\s@]*@"),
     "a key": re.compile(
@@ -43,6 +37,115 @@ SECRETS = {
 }
 SECRET_KEYS = re.compile(r"(?:^|_)(?:api_?key|password|passwd|secret|access_token)$", re.IGNORECASE)
 NO_SECRETS = "configurations are stored and shared, so give secrets in environment variables"
+
+
+# groups and their options
+
+
+def conf_folder() -> Path:
+    """Return `./conf` if it holds algorithms, else the package's folder, else the repository's."""
+    for folder in (Path("conf"), PACKAGE / "conf", PACKAGE.parent / "conf"):
+        if (folder / "config.yaml").is_file() and (folder / "algo").is_dir():
+            return folder.resolve()
+    raise UserError("conf/config.yaml is missing; install agentrl again", code="no-conf")
+
+
+def group_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders that hold groups: ours and the user's."""
+    if config_dir is not None and not files.is_folder(config_dir):
+        line = f"--config-dir '{config_dir}' is not a folder; name one with groups"
+        raise UserError(line, code="no-config-dir")
+    return [conf_folder(), *([config_dir] if config_dir else [])]
+
+
+def groups(config_dir: Path | None = None) -> list[str]:
+    """Return the names of all groups, a user's own included."""
+    folders = [folder for root in group_folders(config_dir) for folder in root.iterdir()]
+    names = {folder.name for folder in folders if folder.is_dir()}
+    return sorted(names | {file.stem for file in _sectioned_files(config_dir)})
+
+
+def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
+    """Return the options of a group, each with the comment that describes it."""
+    found: dict[str, str] = {}
+    for root in group_folders(config_dir):
+        if (file := root / f"{group}.yaml").is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found |= dict(re.findall(r"^(\w+):(?: *# *(.*))?", text, re.MULTILINE))
+        for file in sorted(root.glob(f"{group}/*.yaml")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            comment = re.match(r"(?:# @package.*\n)?#(?! @package) *(.*)", text)
+            found[file.stem] = comment[1].strip() if comment else ""
+    return found
+
+
+def not_found(
+    kind: str, name: str, known: Iterable[str], code: str = "unknown-option"
+) -> UserError:
+    """Return the error of an unknown name, which suggests the nearest known one, or all of them."""
+    choices = sorted(known)
+    remedy = f"choose one of {', '.join(choices)}" if choices else "it takes none"
+    if close := difflib.get_close_matches(name, choices, n=1):
+        remedy = f"did you mean '{close[0]}'?"
+    return UserError(f"{kind} '{name}' not found; {remedy}", code=code)
+
+
+def register_sections(config_dir: Path | None = None) -> None:
+    """Make sections of files known to Hydra as options of groups.
+
+    The sections of a file such as `ablation.yaml` are the options of the group `ablation`. The
+    sections under `algos` of a recipe or an ablation apply to a single algorithm: `nlac` of the
+    recipe `math` becomes the option `math_nlac` of the group `recipe_algos`.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    def store(group: str, name: str, values: Any, file: Path) -> None:
+        source = str(file.relative_to(file.parents[file.parent.name == "recipe"]))
+        ConfigStore.instance().store(name, values, group, "_global_", provider=source)
+
+    def store_algos(group: str, name: str, values: dict[str, Any], file: Path) -> None:
+        for algo, part in (values.get(ALGOS) or {}).items():
+            store(f"{group}_{ALGOS}", f"{name}_{algo}", part, file)
+
+    for group in (*SECTIONED, *(f"{group}_{ALGOS}" for group in ("recipe", *SECTIONED))):
+        ConfigStore.instance().repo.pop(group, None)
+    for file in _sectioned_files(config_dir):
+        for name, values in read_yaml(file).items():
+            store_algos(file.stem, name, values, file)
+            plain = {key: value for key, value in values.items() if key != ALGOS}
+            store(file.stem, name, plain, file)
+    for root in group_folders(config_dir):
+        for file in root.glob("recipe/*.yaml"):
+            for part in with_bases(file):
+                store_algos("recipe", file.stem, read_yaml(part), part)
+
+
+def _sectioned_files(config_dir: Path | None) -> list[Path]:
+    paths = [root / f"{name}.yaml" for root in group_folders(config_dir) for name in SECTIONED]
+    return [path for path in paths if path.is_file()]
+
+
+def with_bases(file: Path) -> list[Path]:
+    """Return the files of the same folder that a file builds on, and the file itself."""
+    names = [name for name in read_yaml(file).get("defaults", []) if isinstance(name, str)]
+    bases = [file.with_name(f"{name}.yaml") for name in names if name != "_self_"]
+    return [part for base in bases if base.is_file() for part in with_bases(base)] + [file]
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Return the mapping of a YAML file, without resolved interpolations."""
+    return _read_version(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _read_version(file: Path, changed: int) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    found: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return found if isinstance(found, dict) else {}
+
+
+# compose
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
@@ -63,191 +166,6 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
 def compose_checked(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """Compose and check a configuration."""
     return check(compose(overrides, config_dir))
-
-
-def load(
-    file: Path,
-    overrides: list[str],
-    *,
-    choosable: Collection[str] = (SEARCH,),
-    config_dir: Path | None = None,
-) -> DictConfig:
-    """Return the stored configuration of a run, with its keys renamed as in this version.
-
-    Overrides may set single values, and choose options of the groups in `choosable`. Raises
-    UserError for a file that is not a configuration, and for an override of another group.
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-        if not isinstance(plain, dict):
-            raise ValueError("it is not a mapping")
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        line = f"configuration '{file}' cannot be read ({_reason(error)})"
-        raise UserError(
-            f"{line}; give the config.yaml of a run", code="unreadable-configuration"
-        ) from None
-    _refuse_resolvers(plain, file)
-    cfg = OmegaConf.create(update_stored(plain))
-    parsed, known = parse_overrides(overrides), groups(config_dir)
-    for item in sorted(parsed, key=lambda item: item.key_or_group not in choosable):
-        if item.key_or_group in choosable:
-            _choose_group(cfg, item, file, config_dir)
-        elif item.key_or_group in known:
-            line = f"'{item.input_line}' chooses a group, but '{file}' is a complete configuration"
-            raise UserError(f"{line}; start a new run with it", code="group-of-stored")
-        else:
-            OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
-    return cfg
-
-
-def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path | None) -> None:
-    """Put an option into a stored configuration. An environment comes with its rollout sizes, or
-    with those of the run's model."""
-    from omegaconf import OmegaConf
-
-    stored: Any = OmegaConf.to_container(cfg)
-    if not isinstance(stored.get("choices"), dict):
-        line = f"configuration '{file}' has no choices; give the config.yaml of a run"
-        raise UserError(line, code="no-choices")
-    group, model = item.key_or_group, stored["choices"].get("model")
-    same_model = [f"model={model}"] if model in options("model", config_dir) else []
-    composed = compose([*same_model, str(item.input_line)], config_dir)
-    for node in (group, "rollout") if group == ENV else (group,):
-        cfg[node] = composed[node] if node in composed else None
-        if node in composed.choices:
-            cfg.choices[node] = composed.choices[node]
-
-
-def _refuse_resolvers(stored: Any, file: Path) -> None:
-    """Raise UserError if a stored configuration calls a resolver, for example to read a variable of
-    the environment. Runs store only values, so somebody else wrote it."""
-    flat = files.flatten(stored)
-    found = [key for key, value in flat.items() if ":" in str(value).partition("${")[2]]
-    if found:
-        line = f"configuration '{file}' calls a resolver in {found[0]}"
-        raise UserError(f"{line}; write the value itself", code="resolver")
-
-
-def chosen_option(cfg: DictConfig, group: str) -> str | None:
-    """Return the option of a group that a configuration was composed with, if any."""
-    return cfg.choices[group] if group in cfg.choices else None
-
-
-def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
-    """Return the same configuration, resolved, with every value of its declared type.
-
-    Root nodes named in `skip` are left out. Raises one UserError with one line for each mistake.
-    No class of this package that needs torch is imported.
-    """
-    from omegaconf import OmegaConf
-
-    from agentrl_cli.config.validation import raise_all
-
-    values, mistakes = _validated(cfg, skip)
-    raise_all(mistakes)
-    checked = OmegaConf.create(values)
-    OmegaConf.set_struct(checked, True)
-    return checked
-
-
-def build(node: Any, **injected: Any) -> Any:
-    """Build the class that `_target_` names from the node's values and the injected ones, which win
-    over the node. Raises UserError with one line for each mistake in the node."""
-    from agentrl_cli.config.validation import construct, raise_all, target_class, validate_target
-
-    values, path = _plain_node(node)
-    if "_target_" not in values:
-        line = f"{path} has no _target_; name the class that it configures"
-        raise UserError(line, code="unknown-target")
-    mistakes: list[UserError] = []
-    given = {key: value for key, value in values.items() if key not in injected}
-    typed = validate_target(given, mistakes, (path,), injected)
-    raise_all(mistakes)
-    return construct(target_class(values["_target_"]), typed, **injected)
-
-
-def as_dataclass(node: Any, schema: type[T]) -> T:
-    """Return a node without `_target_` as its dataclass."""
-    from agentrl_cli.config.validation import construct, raise_all, validate
-
-    values, path = _plain_node(node)
-    mistakes: list[UserError] = []
-    typed = validate(schema, values, mistakes, (path,))
-    raise_all(mistakes)
-    return construct(schema, typed)
-
-
-def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if not isinstance(node, DictConfig):
-        return dict(node), "node"
-    path = str(node._get_full_key(None)) or "node"
-    try:
-        return OmegaConf.to_container(node, resolve=True), path  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        line = f"{path} cannot be resolved: {_reason(error)}"
-        raise UserError(line, code="unresolved") from None
-
-
-def _validated(
-    cfg: DictConfig, skip: Collection[str] = ()
-) -> tuple[dict[str, Any], list[UserError]]:
-    """Return the typed values of a configuration and all of its mistakes."""
-    from agentrl_cli.config.settings import Settings, check_together
-    from agentrl_cli.config.validation import validate, without_missing
-
-    mistakes: list[UserError] = []
-    values = _resolve(cfg, mistakes)
-    unresolved = {str(key) for key in cfg} - values.keys()
-    values = {key: value for key, value in values.items() if key not in skip}
-    values = without_missing(values, mistakes)
-    mistakes += secret_errors(values)
-    typed = validate(Settings, values, mistakes, optional={*skip, *unresolved})
-    if not mistakes:
-        mistakes += check_together(typed)
-    return typed, mistakes
-
-
-def _resolve(cfg: DictConfig, mistakes: list[UserError]) -> dict[str, Any]:
-    """Return the root nodes with their interpolations resolved."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    values: dict[str, Any] = {}
-    for key in map(str, cfg):
-        try:
-            value: Any = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
-            is_node = OmegaConf.is_config(value)
-            values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
-        except OmegaConfBaseException as error:
-            if not NOT_CHOSEN.search(_reason(error)):  # reported as a missing group
-                line = f"{key} cannot be resolved: {_reason(error)}"
-                mistakes.append(UserError(line, code="unresolved"))
-    return values
-
-
-def secret_in(text: str) -> str | None:
-    """Return which kind of secret a text contains, if any."""
-    return next((kind for kind, shape in SECRETS.items() if shape.search(text)), None)
-
-
-def secret_errors(node: dict[str, Any]) -> Iterator[UserError]:
-    """Yield an error, which does not show the value, for each value that looks like a secret."""
-    for key, value in files.flatten(node).items():
-        items = enumerate(value) if isinstance(value, list | tuple) else ()
-        rows = {f"{key}[{i}]": item for i, item in items}
-        if isinstance(value, str) and SECRET_KEYS.search(key.rpartition(".")[2]):
-            yield UserError(f"{key} is a secret; {NO_SECRETS}", code="secret")
-        elif isinstance(value, str) and (kind := secret_in(value)):
-            yield UserError(f"{key} holds {kind}; {NO_SECRETS}", code="secret")
-        elif rows:
-            yield from secret_errors(rows)
 
 
 def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Override]:
@@ -281,17 +199,18 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
 
 
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
+    """Return the error of an override that chooses an option which does not exist."""
     group, value = item.key_or_group, item.value()
     known = options(group, config_dir)
     if group == "experiment":
         known |= dict.fromkeys(PRESETS, "")
     elif group not in groups(config_dir):
         return None
-    if str(value) in known or item.is_delete():
+    if item.is_delete() or str(value) in known:
         return None
     if value is None:
         return f"'{item.input_line}' chooses nothing; name an option, or leave it out"
-    return f"{group} '{value}' not found{nearest(str(value), known)}"
+    return str(not_found(group, str(value), known))
 
 
 def forced(item: Override, config_dir: Path | None) -> str:
@@ -333,28 +252,191 @@ def complete(
 ) -> None:
     """Complete a configuration that Hydra composed: record the chosen options as its `choices`,
     insert the prompts, and remove nodes that are only used to compose."""
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
 
-    named = [group for group in groups(config_dir) if group in options_of]
     with open_dict(cfg):
-        cfg.choices = {group: options_of[group] for group in named}
-        for node in ("algo", "rollout"):  # a node of a collector may hold an algorithm's
-            _put_prompts(cfg.get(node))
+        cfg.choices = {g: options_of[g] for g in groups(config_dir) if g in options_of}
+        for holder in map(cfg.get, ("algo", "rollout")):  # a collector may hold an algorithm's
+            plain: Any = OmegaConf.is_dict(holder) and OmegaConf.to_container(holder)
+            for key, value in files.flatten(plain or {}).items():
+                if isinstance(value, str) and value.startswith("${prompts."):
+                    with suppress(OmegaConfBaseException):  # reported when the node is resolved
+                        OmegaConf.update(holder, key, OmegaConf.select(holder, key))
         for key in ("hydra", ALGOS, "prompts"):
             cfg.pop(key, None)
 
 
-def _put_prompts(holder: Any) -> None:
-    """Replace references to the group `prompts` in a node by their texts, so that the stored node
-    is complete."""
+# stored configurations
+
+
+def load(
+    file: Path,
+    overrides: list[str],
+    *,
+    choosable: Collection[str] = ("search",),
+    config_dir: Path | None = None,
+) -> DictConfig:
+    """Return the stored configuration of a run, with its keys renamed as in this version.
+
+    Overrides may set single values, and choose options of the groups in `choosable`. Raises
+    UserError for a file that is not a configuration or that calls a resolver, for example to read
+    an environment variable: runs store only values. Raises it for an override of another group.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        if not isinstance(plain, dict):
+            raise ValueError("it is not a mapping")
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        line = f"configuration '{file}' cannot be read ({_reason(error)})"
+        remedy = "give the config.yaml of a run"
+        raise UserError(f"{line}; {remedy}", code="unreadable-configuration") from None
+    for key, value in files.flatten(plain).items():
+        if ":" in str(value).partition("${")[2]:
+            line = f"configuration '{file}' calls a resolver in {key}; write the value itself"
+            raise UserError(line, code="resolver")
+    cfg = OmegaConf.create(update_stored(plain))
+    parsed, known = parse_overrides(overrides), groups(config_dir)
+    for item in sorted(parsed, key=lambda item: item.key_or_group not in choosable):
+        if item.key_or_group in choosable:
+            _choose_group(cfg, item, file, config_dir)
+        elif item.key_or_group in known:
+            line = f"'{item.input_line}' chooses a group, but '{file}' is a complete configuration"
+            raise UserError(f"{line}; start a new run with it", code="group-of-stored")
+        else:
+            OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
+    return cfg
+
+
+def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path | None) -> None:
+    """Put an option into a stored configuration. An environment comes with its rollout sizes, or
+    with those of the run's model."""
+    from omegaconf import OmegaConf
+
+    stored: Any = OmegaConf.to_container(cfg)
+    if not isinstance(stored.get("choices"), dict):
+        line = f"configuration '{file}' has no choices; give the config.yaml of a run"
+        raise UserError(line, code="no-choices")
+    group, model = item.key_or_group, stored["choices"].get("model")
+    same_model = [f"model={model}"] if model in options("model", config_dir) else []
+    composed = compose([*same_model, str(item.input_line)], config_dir)
+    for node in (group, "rollout") if group == "env" else (group,):
+        cfg[node] = composed[node] if node in composed else None
+        if node in composed.choices:
+            cfg.choices[node] = composed.choices[node]
+
+
+# check and build
+
+
+def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
+    """Return the same configuration, resolved, with every value of its declared type.
+
+    Root nodes named in `skip` are left out. Raises one UserError with one line for each mistake.
+    No class of this package that needs torch is imported.
+    """
+    from omegaconf import OmegaConf
+
+    from agentrl_cli.config.validation import raise_all
+
+    values, mistakes = _validated(cfg, skip)
+    raise_all(mistakes)
+    checked = OmegaConf.create(values)
+    OmegaConf.set_struct(checked, True)
+    return checked
+
+
+def build(node: Any, **injected: Any) -> Any:
+    """Build the class that `_target_` names from the node's values and the injected ones, which win
+    over the node. Raises UserError with one line for each mistake in the node."""
+    from agentrl_cli.config.validation import construct, raise_all, validate_target
+
+    values, path = _plain_node(node)
+    if "_target_" not in values:
+        line = f"{path} has no _target_; name the class that it configures"
+        raise UserError(line, code="unknown-target")
+    mistakes: list[UserError] = []
+    given = {key: value for key, value in values.items() if key not in injected}
+    typed = validate_target(given, mistakes, (path,), injected)
+    raise_all(mistakes)
+    return construct(Any, typed, **injected)
+
+
+def as_dataclass(node: Any, schema: type[T]) -> T:
+    """Return a node without `_target_` as its dataclass."""
+    from agentrl_cli.config.validation import construct, raise_all, validate
+
+    values, path = _plain_node(node)
+    mistakes: list[UserError] = []
+    typed = validate(schema, values, mistakes, (path,))
+    raise_all(mistakes)
+    return construct(schema, typed)
+
+
+def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(node, DictConfig):
+        return dict(node), "node"
+    path = str(node._get_full_key(None)) or "node"
+    try:
+        return OmegaConf.to_container(node, resolve=True), path  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        line = f"{path} cannot be resolved: {_reason(error)}"
+        raise UserError(line, code="unresolved") from None
+
+
+def _validated(
+    cfg: DictConfig, skip: Collection[str] = ()
+) -> tuple[dict[str, Any], list[UserError]]:
+    """Return the typed values of a configuration, resolved, and all of its mistakes."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    plain: Any = OmegaConf.to_container(holder, resolve=False) if OmegaConf.is_dict(holder) else {}
-    for key, value in files.flatten(plain).items():
-        if isinstance(value, str) and value.startswith("${prompts."):
-            with suppress(OmegaConfBaseException):  # reported when the node is resolved
-                OmegaConf.update(holder, key, OmegaConf.select(holder, key))
+    from agentrl_cli.config.settings import Settings, check_together
+    from agentrl_cli.config.validation import validate, without_missing
+
+    mistakes: list[UserError] = []
+    values: dict[str, Any] = {}
+    unresolved = set()
+    for key in map(str, cfg):
+        try:
+            value: Any = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
+            is_node = OmegaConf.is_config(value)
+            values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+        except OmegaConfBaseException as error:
+            unresolved.add(key)
+            if not NOT_CHOSEN.search(_reason(error)):  # reported as a missing group
+                line = f"{key} cannot be resolved: {_reason(error)}"
+                mistakes.append(UserError(line, code="unresolved"))
+    values = {key: value for key, value in values.items() if key not in skip}
+    values = without_missing(values, mistakes)
+    mistakes += secret_errors(values)
+    typed = validate(Settings, values, mistakes, optional={*skip, *unresolved})
+    if not mistakes:
+        mistakes += check_together(typed)
+    return typed, mistakes
+
+
+def secret_in(text: str) -> str | None:
+    """Return which kind of secret a text contains, if any."""
+    return next((kind for kind, shape in SECRETS.items() if shape.search(text)), None)
+
+
+def secret_errors(node: dict[str, Any]) -> Iterator[UserError]:
+    """Yield an error, which does not show the value, for each value that looks like a secret."""
+    for key, value in files.flatten(node).items():
+        if isinstance(value, list | tuple):
+            yield from secret_errors({f"{key}[{i}]": item for i, item in enumerate(value)})
+        elif isinstance(value, str) and SECRET_KEYS.search(key.rpartition(".")[2]):
+            yield UserError(f"{key} is a secret; {NO_SECRETS}", code="secret")
+        elif isinstance(value, str) and (kind := secret_in(value)):
+            yield UserError(f"{key} holds {kind}; {NO_SECRETS}", code="secret")
 
 
 def _reason(error: Exception) -> str:

@@ -1,117 +1,75 @@
-"""Renamed keys, metrics, targets and options. Stored configurations and metrics of older versions
-are read with their new names; on the command line an old key is refused with the new one."""
+"""Old names of presets, options, keys, metrics and classes; `old_names.json` holds the tables.
+
+Stored configurations and metrics are read with the names of this version. The command line accepts
+old presets and options, and refuses an old key with its new name. `agentrl reproduce` runs presets.
+"""
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config.presets import GROUPS, PRESETS
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import echo_err
 
-# Old key in dots -> new key. A renamed node comes before its keys.
-KEYS: dict[str, str] = {
-    "save_minutes": "save_interval_minutes",
-    "keep": "save_best",
-    "data.skip_bad": "data.skip_invalid",
-    "model.request.price_read": "model.request.input_price",
-    "model.request.price_written": "model.request.output_price",
-    "hardware.tokens_per_batch": "hardware.microbatch_tokens",
-    "hardware.generator.max_logprob_gap": "hardware.generator.max_logp_diff",
-    "rollout.max_tokens": "rollout.max_new_tokens",
-    "rollout.max_context": "rollout.max_seq_len",
-    "rollout.workers": "rollout.env_workers",
-    "rollout.episodes_at_once": "rollout.max_concurrent_episodes",
-    "env.farewell": "env.final_hint",
-    "env.reading": "env.parser",
-    **{
-        f"algo.{node}{old}": f"algo.{node}{new}"
-        for node in ("", "ppo.", "advanced.")
-        for old, new in {
-            "tokens_per_step": "minibatch_tokens",
-            "clip": "clip_eps",
-            "discount": "gamma",
-            "imitation_coef": "nll_coef",
-            "episodes_per_group": "group_size",
-        }.items()
-    },
-    **{
-        f"algo.{node}.clip_norm": f"algo.{node}.max_grad_norm"
-        for node in ("optimizer", "critic_optimizer", "discriminator_optimizer", "ppo.optimizer")
-    },
-    "algo.fragments_per_update": "algo.expert_states_per_update",
-    "algo.attempts": "algo.num_samples",
-    "algo.improvement": "algo.policy_target",
-    "algo.candidates": "algo.num_candidates",
-    "algo.forecasts": "algo.num_forecasts",
-    "algo.rounds": "algo.num_refinements",
-    "algo.choice_temperature": "algo.selection_temperature",
-    "algo.critic": "algo.separate_critic",
-    "algo.compare": "algo.show_alternatives",
-    "algo.gate": "algo.require_optimal",
-    "algo.guard": "algo.improvement_check",
-    "algo.improvement_check.lessons": "algo.improvement_check.num_targets",
-    "algo.improvement_check.probes": "algo.improvement_check.num_rollouts",
-    "algo.improvement_check.memory": "algo.improvement_check.window",
-    "algo.min_readable": "algo.min_parse_rate",
-    "algo.prompts.reading": "algo.prompts.parser",
-    "algo.advanced.trace": "algo.advanced.td_lambda",
-    "algo.advanced.role_weights": "algo.advanced.role_model",
-    "algo.advanced.control": "algo.advanced.ablation",
-    "algo.advanced.successor_tokens_per_step": "algo.advanced.successor_minibatch_tokens",
-    "algo.advanced.monitored_states": "algo.diagnostics.num_states",
-    "algo.advanced.monitored_actions": "algo.diagnostics.num_actions",
-    "algo.advanced.monitored_forecasts": "algo.diagnostics.num_forecasts",
-    "algo.advanced.probes": "algo.diagnostics.num_rollouts",
+TABLES = json.loads((Path(__file__).parent / "old_names.json").read_text(encoding="utf-8"))
+PRESETS: dict[str, str] = TABLES["presets"]  # name -> overrides
+RECIPES = {"math": "arithmetic"}  # renamed recipes
+PRESETS |= {
+    name.replace(new, old, 1): overrides
+    for old, new in RECIPES.items()
+    for name, overrides in PRESETS.items()
+    if name.startswith(f"{new}_")
 }
-# New key -> old value -> new value.
-VALUES: dict[str, dict[Any, Any]] = {
-    "save_best": {"best": True, "last": False},
-    "algo.policy_target": {
-        "refinement": "refined",
-        "choice": "best_of_n",
-        "contrast": "advantage_weighted",
-        "critique": "best_critique",
-    },
-    "algo.separate_critic": {"own": True, "shared": False},
-    "algo.prompts.parser": {"exact": "strict", "tolerant": "lenient"},
-    "algo.reward": {"unlike_agent": "neg_log_d", "like_expert": "log_one_minus_d"},
-}
-# Old metric -> new metric.
-METRICS: dict[str, str] = {
-    "policy/logprob_gap": "sampling/logp_diff_mean",
-    "policy/logprob_gap_max": "sampling/logp_diff_max",
-    "policy/kl_from_start": "policy/kl_ref",
-    "generator/logprob_gap": "generator/logp_diff_mean",
-    "generator/logprob_gap_max": "generator/logp_diff_max",
-    "episodes/failed": "episodes/error_rate",
-    "episodes/context": "episodes/context_overflow",
-    "critic/optimism": "critic/value_bias",
-    "nlac/optimism": "nlac/value_bias",
-    "ledger/turns": "critique/turns",
-    "ledger/faulty": "critique/faulty",
-    "ledger/hits": "critique/recall",
-    "ledger/false_alarms": "critique/false_positive_rate",
-    "ledger/mended": "refinement/fix_rate",
-    "ledger/spoiled": "refinement/break_rate",
-    "ledger/lesson_share": "refinement/target_share",
-    "ledger/lesson_gain": "refinement/target_gain",
-    "ledger/lesson_gain_low": "refinement/target_gain_low",
-    "guard/gain": "improvement_check/gain",
-    "guard/low": "improvement_check/low",
-    "guard/open": "improvement_check/open",
-    "guard/episodes": "improvement_check/episodes",
-    "stepagent/fragments": "stepagent/expert_states",
-    "time/clock": "time/timestamp",
-    **{
-        f"{algo}/left_out_{reason}": f"{algo}/skipped_{reason}"
-        for algo in ("ppo", "archer", "self_ac")
-        for reason in ("broken", "empty", "long")
-    },
-}
-TARGETS: dict[str, str] = {"agentrl_cli.runs.FilesOnly": "agentrl_cli.runs.JsonlLogger"}
-ADDED = {
-    "save_interval_minutes": 0.0,
-    "save_best": False,
-}  # later keys
+GROUPS = ("recipe", "algo", "ablation")  # that a preset chooses
+OPTIONS: dict[str, str] = TABLES["options"]  # removed option -> overrides
+KEYS: dict[str, str] = TABLES["keys"]  # a renamed node comes before its keys
+VALUES: dict[str, dict[str, Any]] = TABLES["values"]  # new key -> old value -> new value
+METRICS: dict[str, str] = TABLES["metrics"]
+TARGETS: dict[str, str] = TABLES["targets"]
+DEFAULTS: dict[str, Any] = TABLES["defaults"]  # of keys that older versions did not have
+
+
+def preset_overrides(name: str) -> list[str]:
+    """Return the overrides that a preset name stands for."""
+    return PRESETS[name].split()
+
+
+def current_name(preset: str) -> str:
+    """Return the name that a preset has now: math_nlac is arithmetic_nlac."""
+    prefix, _, rest = preset.partition("_")
+    return f"{RECIPES.get(prefix, prefix)}_{rest}"
+
+
+def replace_old_names(overrides: list[str]) -> list[str]:
+    """Return the overrides with old names replaced, and print each replacement once.
+
+    An override of the user wins over a group that the preset chooses. Raises UserError for a sweep
+    over several presets.
+    """
+    given = {text.partition("=")[0] for text in overrides}
+    replaced: list[str] = []
+    for text in overrides:
+        group, _, name = text.partition("=")
+        new = [text]
+        if text in OPTIONS:
+            new = [OPTIONS[text]]
+        elif group == "experiment" and name in PRESETS:
+            new = [t for t in preset_overrides(name) if t.partition("=")[0] not in given]
+        elif group == "experiment" and PRESETS.keys() >= set(name.split(",")):
+            line = f"'{text}' is not a grid; sweep over recipe, algo and ablation instead"
+            raise UserError(line, code="preset-grid")
+        if new != [text]:
+            _print_once(text, " ".join(new))
+        replaced += new
+    return replaced
+
+
+@cache
+def _print_once(old: str, new: str) -> None:
+    echo_err(f"{old} is now {new}")
 
 
 def renamed_key(old: str) -> str | None:
@@ -126,44 +84,35 @@ def renamed_key(old: str) -> str | None:
 def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration with the keys, targets and options of this version."""
     cfg = _renamed_targets(stored)
-    for old, new in _keys_of(cfg).items():
+    keys = KEYS
+    turns = _node_at(cfg, ["env", "turns"])  # was a number or a mode
+    if turns is not None and str(_node_at(cfg, ["env", "_target_"])).startswith("agentrl_cli."):
+        keys = KEYS | {"env.turns": "env.turn_mode" if isinstance(turns, str) else "env.max_turns"}
+    for old, new in keys.items():
         *path, name = old.split(".")
         if isinstance(node := _node_at(cfg, path), dict) and name in node:
             *new_path, new_name = new.split(".")
             _node_at(cfg, new_path, create=True)[new_name] = node.pop(name)
     for new, values in VALUES.items():
         *path, name = new.split(".")
-        if isinstance(node := _node_at(cfg, path), dict) and isinstance(node.get(name), str | int):
+        if isinstance(node := _node_at(cfg, path), dict) and isinstance(node.get(name), str):
             node[name] = values.get(node[name], node[name])
-    for key, value in ADDED.items():
+    for key, value in DEFAULTS.items():
         cfg.setdefault(key, value)
     if str(_node_at(cfg, ["algo", "_target_"])).endswith("NLAC"):
         cfg["algo"].setdefault("min_parse_rate", 0.0)
-    env, choices = cfg.get("env"), cfg.get("choices")
-    if isinstance(choices, dict):
-        _update_choices(choices, env if isinstance(env, dict) else {})
+    choices = cfg.get("choices")
+    if isinstance(choices, dict):  # record the options of this version that compose the same
+        if (preset := str(choices.get("experiment"))) in PRESETS:
+            chosen = dict(text.split("=") for text in preset_overrides(preset))
+            choices |= {group: chosen.get(group) for group in GROUPS}
+            del choices["experiment"]
+        choices.pop("wording", None)
+        if choices.get("rollout") in ("solve", "serve", "browse"):
+            choices["rollout"] = "play"
+        if choices.get("env") == "math" and not _node_at(cfg, ["env", "data"]):
+            choices["env"] = "arithmetic"  # the name of the built-in problems since
     return cfg
-
-
-def _keys_of(cfg: dict[str, Any]) -> dict[str, str]:
-    """Return the renamed keys, with that of `env.turns`, which was a number or a mode."""
-    turns = _node_at(cfg, ["env", "turns"])
-    target = str(_node_at(cfg, ["env", "_target_"]))
-    if turns is None or not target.startswith("agentrl_cli."):
-        return KEYS
-    return KEYS | {"env.turns": "env.turn_mode" if isinstance(turns, str) else "env.max_turns"}
-
-
-def _update_choices(choices: dict[str, Any], env: dict[str, Any]) -> None:
-    """Record the options of this version that compose the same."""
-    if preset := PRESETS.get(str(choices.get("experiment"))):
-        choices |= dict(zip(GROUPS, preset, strict=True))
-        del choices["experiment"]
-    choices.pop("wording", None)
-    if choices.get("rollout") in ("solve", "serve", "browse"):
-        choices["rollout"] = "play"
-    if choices.get("env") == "math" and not env.get("data"):
-        choices["env"] = "arithmetic"  # the name of the built-in problems since
 
 
 def _renamed_targets(node: Any) -> Any:
@@ -171,11 +120,10 @@ def _renamed_targets(node: Any) -> Any:
         return [_renamed_targets(item) for item in node]
     if not isinstance(node, dict):
         return node
-    return {
-        key: TARGETS.get(value, value) if key == "_target_" and isinstance(value, str)
-        else _renamed_targets(value)
-        for key, value in node.items()
-    }  # fmt: skip
+    node = {key: _renamed_targets(value) for key, value in node.items()}
+    if isinstance(target := node.get("_target_"), str):
+        node["_target_"] = TARGETS.get(target, target)
+    return node
 
 
 def _node_at(node: Any, path: list[str], *, create: bool = False) -> Any:

@@ -132,24 +132,12 @@ def without_missing(node: Any, mistakes: list[UserError], key: Key = ()) -> Any:
     """Return a node without the values that are still `???`, and collect these as mistakes."""
     if not isinstance(node, dict):
         return node
-    for name in [name for name, value in node.items() if value == "???"]:
-        mistakes.append(_missing(dotted((*key, name))))
+    mistakes += [_missing(dotted((*key, name))) for name, value in node.items() if value == "???"]
     return {k: without_missing(v, mistakes, (*key, k)) for k, v in node.items() if v != "???"}
 
 
 def is_target_node(value: Any) -> bool:
-    """Return whether a value is a node that names a `_target_`."""
     return isinstance(value, dict) and "_target_" in value
-
-
-def construct(
-    cls: type, values: Node, find: Callable[[str], type] | None = None, **injected: Any
-) -> Any:
-    """Build an object and those inside it from validated values and the injected ones. `find`
-    returns the class of a target; by default this is the class that it names."""
-    kinds, find = hints(cls), find or target_class
-    built = {k: _construct(kinds[k], v, find) for k, v in values.items() if k != "_target_"}
-    return cls(**built, **injected)
 
 
 def target_class(target: str) -> type:
@@ -158,17 +146,24 @@ def target_class(target: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def _construct(kind: Any, value: Any, find: Callable[[str], type]) -> Any:
-    inner, part = _plain(kind), (typing.get_args(_plain(kind)) or (Any,))[-1]
-    if is_target_node(value):
-        return construct(find(value["_target_"]), value, find)
-    if isinstance(value, dict) and is_dataclass(inner):
-        return construct(typing.cast(type, inner), value, find)
+def construct(
+    kind: Any, value: Any, find: Callable[[str], type] = target_class, **injected: Any
+) -> Any:
+    """Build an object and those inside it from validated values and the injected ones. `find`
+    returns the class of a target."""
+    plain = _plain(kind)
+    part = (typing.get_args(plain) or (Any,))[-1]
     if isinstance(value, list):
-        return [_construct(part, item, find) for item in value]
-    if isinstance(value, dict):
-        return {key: _construct(part, item, find) for key, item in value.items()}
-    return value
+        return [construct(part, item, find) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if is_target_node(value):
+        plain = find(value["_target_"])
+    elif not is_dataclass(plain):
+        return {key: construct(part, item, find) for key, item in value.items()}
+    kinds = hints(typing.cast(type, plain))
+    built = {k: construct(kinds[k], v, find) for k, v in value.items() if k != "_target_"}
+    return typing.cast(type, plain)(**built, **injected)
 
 
 def dotted(key: Key) -> str:
@@ -199,12 +194,10 @@ def hints(cls: type) -> dict[str, Any]:
     for owner in reversed(cls.__mro__):
         names = vars(sys.modules[owner.__module__])
         for name, annotation in inspect.get_annotations(owner).items():
-            alone = types.SimpleNamespace(__annotations__={"field": annotation})
-            try:
-                hint = typing.get_type_hints(alone, names, include_extras=True)["field"]
-            except NameError:
-                hint = Injected
-            found[name] = hint
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            found[name] = Injected
+            with suppress(NameError):
+                found |= typing.get_type_hints(alone, names, include_extras=True)
     return found
 
 

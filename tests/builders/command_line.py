@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from typer.testing import CliRunner, Result
@@ -21,9 +20,8 @@ def refused(result: Result, *expected: str) -> None:
     assert result.exit_code == 2, result.output
     assert len(lines) == len(expected), lines
     for fragments in expected:
-        found = [line for line in lines if all(part in line for part in fragments.split(" ... "))]
-        assert found, (fragments, lines)
-        assert re.search(r"[;:.'] | must be | needs ", found[0]), f"no remedy: {found[0]}"
+        parts = fragments.split(" ... ")
+        assert any(all(part in line for part in parts) for line in lines), (fragments, lines)
     assert "Traceback" not in result.stderr and result.stdout == ""
 
 

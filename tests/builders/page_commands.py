@@ -1,8 +1,7 @@
-"""Commands that pages print, and the place in which they run: a folder with what the pages take for
-given, and, for a page that installs packages, an environment of its own.
+"""Commands that pages print, and the folder and environment in which they run.
 
-A page takes MODEL, the folder of an instruction-tuned model, for given: a tiny random one here.
-Of a server that a page starts at port 8000 only the port is another.
+A page may use MODEL, the folder of an instruction-tuned model: here a tiny random one. A server
+that a page starts at port 8000 gets another port.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SMALL_NLAC = [
 
 @dataclass(frozen=True)
 class Command:
-    """A printed command. `is_small`: it runs with small sizes behind what is printed."""
+    """A printed command; `is_small`: it runs with additional small sizes."""
 
     line: str
     is_small: bool
@@ -56,7 +55,7 @@ class Command:
 
 
 def commands(text: str) -> list[Command]:
-    """The commands of a page's console blocks that are to run; a backslash continues a line."""
+    """Return the commands of console blocks that are to run; a backslash continues a line."""
     found = []
     for block in BLOCK.finditer(text):
         if "no-run" not in block["info"]:
@@ -68,7 +67,7 @@ def commands(text: str) -> list[Command]:
 
 @dataclass
 class Place:
-    """Where a page's commands run, one after the other; `close` ends the servers they started."""
+    """The place in which the commands of a page run; closing `servers` ends the servers."""
 
     folder: Path
     environment: dict[str, str]
@@ -76,7 +75,7 @@ class Place:
     servers: ExitStack = field(default_factory=ExitStack)
 
     def run(self, command: Command) -> None:
-        """Run it; a server is left running. Raises AssertionError with what it said if it fails."""
+        """Run a command, or start a server. Raises AssertionError with its output if it fails."""
         words = command.line.split()
         if words[:2] == ["transformers", "serve"]:
             assert words[3:] == ["--port", str(PRINTED_PORT)], command.line
@@ -92,23 +91,23 @@ class Place:
 
 def place_for(page: list[Command], folder: Path) -> Place:
     lines = " ".join(command.line for command in page)
-    bin_folder = Path(sys.executable).parent
+    programs = Path(sys.executable).parent
     if "MODEL" in lines:
         write_talking_model(folder / "MODEL")
     if any(command.line.startswith("pip ") for command in page):
-        bin_folder = own_environment(folder / "environment")
-    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+        programs = _environment(folder / "environment")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return Place(folder, {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"})
 
 
-def own_environment(folder: Path) -> Path:
-    """The folder of programs of a new environment, which sees all packages of the present one and
-    in which this project is installed; what is installed there is seen nowhere else."""
+def _environment(folder: Path) -> Path:
+    """Return the folder of programs of a new environment, in which this project is installed and
+    all present packages are visible."""
     venv.create(folder, with_pip=True)
     paths = {"base": str(folder), "platbase": str(folder)}
-    seen = sysconfig.get_path("purelib")
     own = Path(sysconfig.get_path("purelib", vars=paths))
-    (own / "seen.pth").write_text(f"import site; site.addsitedir({seen!r})\n")
+    present = sysconfig.get_path("purelib")
+    (own / "present.pth").write_text(f"import site; site.addsitedir({present!r})\n")
     programs = Path(sysconfig.get_path("scripts", vars=paths))
     install = [str(programs / "pip"), "install", "--quiet", "--no-deps", "--editable", str(ROOT)]
     subprocess.run(install, check=True, stdin=subprocess.DEVNULL)

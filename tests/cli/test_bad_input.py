@@ -15,25 +15,18 @@ from tests.builders.runs import folders, settings
 LONG = "x" * 300  # no file may have such a name
 GUARD = "'algo.improvement_check={every: 2, num_targets: %d, num_rollouts: 2, window: 2}'"
 NAMES = {
-    "algo=grpoo": "unknown-option",
     "env=twentyqq": "unknown-option",
     "modle=tiny": "unknown-key",
     "algo.clp=0.1": "unknown-key",
     "steps=many": "invalid-value",
-    "algo.clip_eps=wide": "invalid-value",
-    "algo.normalise_advantages=perhaps": "invalid-value",
     "eval.splits=test": "invalid-value",
     "eval.splits=[tset]": "unknown-split",
-    "eval.splits=[]": "invalid-value",
     "model.weights=twentyqq": "unknown-option",
     "model.dtype=float16": "unknown-option",
     "model.attention=loud": "bad-attention",
     "hardware.device=meta": "unknown-device",
-    "hardware.device=mps": "unknown-device",
-    "hardware.device=tpu": "unknown-device",
     "init=nothing": "unknown-run",
     "env.reward=gold": "unknown-option",
-    "env.final_hint=kind": "unknown-option",
     "loud": "invalid-override",
     "steps=1,2": "invalid-override",
     "name=a/b": "invalid-name",
@@ -48,24 +41,13 @@ NAMES = {
 SETTINGS = {
     "ppo algo.level=word": "unknown-option",
     "ppo algo.gae_lambda=1.5": "invalid-value",
-    "archer algo.action=best": "unknown-option",
-    "archer algo.critic_updates=0": "invalid-value",
     "nlac algo.num_forecasts=0": "invalid-value",
-    "nlac algo.num_refinements=0": "invalid-value",
-    "nlac algo.advanced.buffer_size=0": "invalid-value",
-    "nlac algo.turns_per_update=0": "invalid-value",
     "nlac algo.advanced.ema_decay=1.5": "invalid-value",
-    "nlac algo.kl_coef=-0.1": "invalid-value",
-    "nlac algo.diagnostics.num_rollouts=0": "invalid-value",
-    "nlac algo.diagnostics.num_forecasts=0": "invalid-value",
-    "nlac algo.advanced.ablation=all": "unknown-option",
     f"nlac {GUARD % 8}": "conflicting-settings",
     f"nlac {GUARD % 7} algo.separate_critic=true": "invalid-value",
     "nlac algo.policy_target=best_of_n": "conflicting-settings",
     "nlac algo.policy_target=advantage_weighted": "conflicting-settings",
     "nlac algo.num_candidates=1": "too-small",
-    "nlac algo.selection_temperature=0": "invalid-value",
-    "nlac algo.policy_target=best": "unknown-option",
     "nlac algo.advanced.ablation=majority": "conflicting-settings",
     "nlac rollout.max_seq_len=4090": "context-too-long",
     "nlac algo.advanced.role_tokens=900": "context-too-long",
@@ -73,21 +55,14 @@ SETTINGS = {
     "stepagent_implicit data.demos=null": "needs-demos",
     "dpo data.demos=null": "needs-demos",
     "grpo data.demos=x.jsonl": "unused-demos",
-    "rft data.demos=x.jsonl": "unused-demos",
     "sft data.demos=/dev/zero": "unreadable-demos",
     f"sft data.demos={LONG}": "unreadable-demos",
     "sft data.demos=none.jsonl": "unreadable-demos",
     "dpo env=twentyq": "invalid-demos",
-    "stepagent_implicit algo.attempt=all": "unknown-option",
-    "stepagent_inverse algo.reward=high": "unknown-option",
-    "stepagent_inverse algo.ppo.entropy_coef=-1": "invalid-value",
     "stepagent_inverse algo.ppo.clipp=1": "unknown-key",
     "grpo rollout.max_new_tokens=500 rollout.max_seq_len=400": "no-room",
     "grpo rollout.max_seq_len=100000": "context-too-long",
     "grpo rollout.episodes_per_step=3": "group-too-large",
-    "grpo algo.group_size=1": "invalid-value",
-    "grpo algo.epochs=0": "invalid-value",
-    "grpo algo.optimizer.lr=-1": "invalid-value",
     "grpo algo.optimizer.lr=1e99": "invalid-value",
     "grpo lr=1e99": "unknown-key",
     "grpo algo.lr=1": "unknown-key",
@@ -96,36 +71,23 @@ SETTINGS = {
     "grpo ~env": "missing-key",
     "grpo +hydra.x=1": "invalid-override",
     "grpo hydra/launcher=joblib": "invalid-override",
-    "grpo choices=3": "invalid-override",
     "grpo choices.algo=ppo": "invalid-override",
     "grpo env=twentyq env.world=huge": "unknown-world",
     "grpo steps=0": "invalid-value",
-    "grpo steps=-1": "invalid-value",
-    "grpo save_every=-1": "invalid-value",
-    "grpo save_interval_minutes=-1": "invalid-value",
     "grpo logger=null": "unknown-option",
     "grpo search=null": "unknown-option",
     "grpo ~logger": "missing-key",
     "grpo algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "missing-key",
     "grpo algo.optimizer._target_=agentrl_cli.runs.JsonlLogger": "unknown-key",
-    "grpo rollout.temperature=-1": "invalid-value",
     "grpo rollout.temperature=0.7": "temperature",
-    "grpo eval.episodes_per_task=0": "invalid-value",
-    "grpo eval.tasks=0": "invalid-value",
     "grpo hardware.threads=0": "too-small",
-    "grpo hardware.threads=-1": "too-small",
     "grpo hardware.threads=2147483648": "too-large",
     "grpo model.lora={rank:0,alpha:8,targets:[all-linear]}": "invalid-value",
     "grpo model.lora={rank:999999999,alpha:8,targets:[all-linear]}": "too-large",
     "grpo hardware.microbatch_tokens=0": "too-small",
-    "grpo rollout.env_workers=0": "invalid-value",
-    "grpo rollout.max_concurrent_episodes=0": "invalid-value",
-    "grpo hardware.generator.cache_mib=0": "invalid-value",
     "grpo hardware.generator.cache_mib=0.5": "cache-too-small",
-    "grpo hardware.generator.max_batch=0": "invalid-value",
     "grpo env=twentyq env.test_objects=96": "out-of-range",
     "grpo env=twentyq env.test_objects=0": "empty-split",
-    "grpo env=twentyq env.max_turns=0": "invalid-value",
 }
 
 
@@ -171,17 +133,6 @@ def test_all_mistakes_are_reported_together(tmp_path: Path):
     result = train(tmp_path, "steps=many", "algo.clp=0.1", "env=twentyqq", "sede=1")
     refused(result, "steps ... 'many'", "'algo.clp'", "'twentyqq'", "'sede'")
     assert not (tmp_path / "runs").exists()
-
-
-def test_one_wrong_nested_key_is_one_line(tmp_path: Path):
-    error = mistake(tmp_path, "algo.ppo.clipp=1", algo="stepagent_inverse")
-    assert str(error).splitlines() == [str(error)] and "clipp" in str(error)
-
-
-def test_context_without_room_for_a_prompt_is_refused(tmp_path: Path):
-    result = train(tmp_path, "rollout.max_new_tokens=6", "rollout.max_seq_len=8")
-    assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert "rollout.max_seq_len 8" in result.stderr
 
 
 @pytest.mark.parametrize("exists", [True, False])

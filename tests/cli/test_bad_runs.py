@@ -187,6 +187,3 @@ def test_damaged_configuration_is_refused(run: Run):
     run.config_file.write_text(text.replace("weight_decay: 0.0", "weight_decay: nothing"))
     for verb in ("resume", "eval"):
         refused(agentrl(verb, str(run.folder)), "algo.optimizer.weight_decay")
-
-
-# the disk

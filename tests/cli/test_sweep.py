@@ -1,4 +1,4 @@
-"""Sweeps: refused mistakes, names of points, the table in the terminal, and real multiruns."""
+"""Sweeps: refused mistakes, names of points, and real multiruns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from agentrl_cli.cli.sweep import (
     Sweep,
-    SweepTable,
     next_verb,
     point_name,
     reserved_gpu,
@@ -30,7 +28,6 @@ from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.report import write_run
 from tests.builders.runs import SMALL, folders
-from tests.builders.terminal import screen, terminal
 from tests.paths import ROOT
 
 
@@ -41,28 +38,21 @@ def grid(*overrides: str) -> Sweep:
 @pytest.mark.parametrize(
     ("overrides", "count"),
     [
-        (["algo=nlac,self_ac,grpo", "seed=0,1,2"], 9),
-        (["algo=grpo", "seed=range(4)"], 4),
-        (["algo=grpo"], 1),
-        (["seed=range(0,0)"], 0),
-        (["seed=range(100)", "steps=range(1,101)"], 10_000),
-        (["algo.optimizer.lr=interval(0.0001,0.01)"], None),
-        (["seed=0,1", "hydra/sweeper=optuna"], None),
+        ("algo=nlac,self_ac,grpo seed=0,1,2", 9), ("algo=grpo seed=range(4)", 4), ("algo=grpo", 1),
+        ("seed=range(0,0)", 0), ("algo.optimizer.lr=interval(0.0001,0.01)", None),
+        ("seed=0,1 hydra/sweeper=optuna", None),
     ],
-)
-def test_runs_are_counted(overrides: list[str], count: int | None):
-    assert grid(*overrides).count_runs() == count
+)  # fmt: skip
+def test_runs_are_counted(overrides: str, count: int | None):
+    assert grid(*overrides.split()).count_runs() == count
 
 
 @pytest.mark.parametrize(
     ("overrides", "values"),
     [
         (["algo=grpo,grop", "steps=1,two"], ["'grpo'", "'two'"]),
-        (["algo=grpo", "algo.clip_eps=0.1,x"], ["algo.clip_eps", "'x'"]),
         (["algo=nlac,grpo", "algo.require_optimal=true,false"], ["algo.require_optimal"]),
         (["seed=0,1", "name=mine"], ["--name"]),
-        (["seed"], ["'seed'"]),
-        (["algo=grpo", "steps=0,1"], ["steps", "0"]),
         (["seed=0,1", "hydra/launcher=moon"], ["'moon'"]),
         (["seed=0,1", "hydra.launcher.n=2"], ["hydra.launcher"]),
     ],
@@ -102,9 +92,8 @@ def test_same_overrides_have_the_same_folder():
 
 
 def test_runs_are_named_by_varying_keys():
-    assert (
-        point_name("algo=nlac,++algo.optimizer.lr=0.0003") == "algo-nlac_algo.optimizer.lr-0.0003"
-    )
+    name = point_name("algo=nlac,++algo.optimizer.lr=0.0003")
+    assert name == "algo-nlac_algo.optimizer.lr-0.0003"
     assert point_name("++eval.splits=[test]") == "eval.splits-test"
     long = [point_name("++init=" + "x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and max(map(len, long)) < 140
@@ -119,9 +108,7 @@ def test_parallel_runs_get_one_thread():
     assert "hardware.threads=1" not in told and "++hardware.threads=2" in told
 
 
-def test_done_interrupted_and_failed_runs(
-    tmp_path: Path,
-):
+def test_done_interrupted_and_failed_runs(tmp_path: Path):
     for state in ("done", "stopped", "running", "failed"):
         run = write_run(tmp_path / f"r-{state}", status=state)
         (run / "checkpoints" / "step-000010").mkdir(parents=True)
@@ -192,73 +179,6 @@ def test_parallel_points_reserve_a_gpu_each(tmp_path: Path):
             assert gpu == expected
 
 
-# the table
-
-
-POINTS = ("seed-0", "seed-1")
-
-
-def drawn(table: SweepTable, height: int = 50) -> list[str]:
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(table.draw(height))
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def states(table: SweepTable) -> dict[str, str]:
-    return {row["run"]: row["status"] for row in table.rows()}
-
-
-def test_status_follows_folder_lock_and_log(tmp_path: Path):
-    for state in ("done", "stopped", "running", "failed"):
-        write_run(tmp_path / f"old-{state}", status=state)
-        write_run(tmp_path / f"now-{state}", status=state)
-    files = [tmp_path / f"old-{state}{end}" for state in ("running", "failed")
-             for end in (".lock", ".log")]  # fmt: skip
-    for file in files:  # of a sweep that was killed
-        file.touch()
-        os.utime(file, (0, 0))
-    table = SweepTable(tmp_path, ["begun", "never", "next"], began=time.time() - 60)
-    for name in (
-        "now-running.lock",
-        "begun.lock",
-        "never.log",
-        "now-failed.log",
-        "now-stopped.log",
-    ):
-        (tmp_path / name).touch()
-    assert states(table) == {
-        "begun": "starting", "never": "failed", "next": "waiting",
-        "now-done": "done", "now-failed": "failed", "now-running": "running",
-        "now-stopped": "stopped", "old-done": "done", "old-failed": "waiting",
-        "old-running": "waiting", "old-stopped": "waiting",
-    }  # fmt: skip
-    (tmp_path / "now-running.lock").unlink()
-    (tmp_path / "now-running.log").touch()  # its process died
-    assert states(table)["now-running"] == "failed"
-
-
-def test_table_shows_points_in_order(tmp_path: Path):
-    write_run(tmp_path / "b", status="done")
-    table = SweepTable(tmp_path, ["b", "a"])
-    title, header, first, second = drawn(table)
-    assert title.startswith("1 of 2 done, 1 waiting, 0:0")
-    assert header.split() == ["run", "status", "step", "success"]
-    row = next(row for row in table.rows() if row["run"] == "b")
-    assert first.split() == ["b", "done", f"{row['step']}/{row['steps']}", f"{row['eval']:.3f}"]
-    assert second.split() == ["a", "waiting"]
-
-
-def test_low_terminal_shows_running_rows_first(tmp_path: Path):
-    write_run(tmp_path / "z", status="running")
-    (tmp_path / "y.log").touch()
-    table = SweepTable(tmp_path, [f"a{n}" for n in range(20)], began=time.time() - 60)
-    (tmp_path / "z.lock").touch()
-    lines = drawn(table, height=9)
-    assert len(lines) <= 9 and lines[-1] == "… 17 more"
-    assert [line.split()[:2] for line in lines[2:4]] == [["z", "running"], ["y", "failed"]]
-
-
 # real multiruns
 
 
@@ -300,8 +220,9 @@ def test_sweep_skips_done_and_repeats_failed_runs(
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
     lines, unfinished = summary(folder)
     assert len(lines) == 3 and unfinished == 0
-    with pytest.raises(UserError, match=r"eval\.tasks 2"):
+    with pytest.raises(UserError) as error:
         run_sweep(tmp_path, "algo=sft,rft", "eval.tasks=1")
+    assert "eval.tasks" in str(error.value)
 
 
 STOPPED = """
@@ -373,37 +294,5 @@ def test_optuna_chooses_the_points(tmp_path: Path):
     chosen = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1",
               "hydra.sweeper.direction=maximize"]  # fmt: skip
     folder = run_sweep(tmp_path, "algo=rft", "algo.optimizer.lr=interval(0.0001,0.01)", *chosen)
-    rates = [Run(run.folder).meta["overrides"] for run in list_runs(folder)]
-    assert len({json.dumps(one) for one in rates}) == 2
-    assert all(s == "done" for s in status(folder).values())
-
-
-def sweep_in(shell_folder: Path, *more: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a sweep over two seeds, and its environment variables."""
-    small = [*SMALL, "algo=rft", "steps=1", "save_every=0", "eval_every=0", "seed=0,1", *more]
-    groups = ["--config-dir", str(folders(shell_folder)), "--name", "it"]
-    return [sys.executable, "-m", "agentrl_cli.cli", "sweep", *small, *groups], {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.extras)])
-def test_terminal_shows_a_filling_table(tmp_path: Path, jobs: str):
-    if jobs == "2":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
-    command, variables = sweep_in(tmp_path, "--jobs", jobs)
-    with terminal(command, tmp_path, variables) as shell:
-        shell.rest()
-    assert shell.program.returncode == 0
-    counts = (0, 2) if jobs == "2" else (0, 1, 2)  # side by side they may end in the same second
-    places = [shell.seen.find(f"{done} of 2 done") for done in counts]
-    assert -1 not in places and places == sorted(places)
-    assert "starting" in shell.seen and "\x1b[1A" in shell.seen  # drawn over the one before
-    assert "train seed-0" not in shell.seen  # no lines beside the table
-    lines = [line for line in screen(shell.seen) if line]
-    assert "runs/it" in lines[0]
-    assert lines[1].split() == ["run", "status", "step", "eval"]
-    assert sorted(line.split()[:2] for line in lines[2:4]) == [[name, "done"] for name in POINTS]
-    assert len(lines) == 5 and lines[4].endswith("agentrl report runs/it")
+    rates = {json.dumps(run.meta["overrides"]) for run in list_runs(folder)}
+    assert len(rates) == 2 and set(status(folder).values()) == {"done"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.builders.command_line import agentrl, refused, train
-from tests.builders.runs import DEMOS, folders, settings, trained
+from tests.builders.runs import folders, settings
 
 STARTED = {  # by what a launcher says
     "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0": "WORLD_SIZE is 2",  # torchrun, accelerate launch
@@ -34,12 +34,6 @@ def test_several_processes_are_refused(
     found = train(tmp_path)
     refused(found, STARTED[variables])
     assert not (tmp_path / "runs").exists()
-
-
-def test_several_processes_cannot_resume_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = trained(tmp_path, "sft", "it", "steps=1", DEMOS)
-    launched(monkeypatch, "WORLD_SIZE=2")
-    refused(agentrl("resume", str(run.folder), "steps=2"), "WORLD_SIZE is 2")
 
 
 LAUNCHED = "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1"

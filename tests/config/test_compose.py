@@ -21,6 +21,7 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.config.validation import settings_class
 from agentrl_cli.core.errors import UserError
 from tests.builders.conf_folder import FILES, NODES
+from tests.builders.errors import user_error
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +43,12 @@ def refusal(*overrides: str) -> list[str]:
 
 
 def test_defaults_compose_and_check():
-    cfg = check(compose([]))
-    assert (cfg.steps, cfg.algo.clip_eps, cfg.model.weights) == (10, 0.2, "some/where")
-
-
-def test_choices_name_the_option_of_each_group():
-    choices = compose(["algo=second"]).choices
-    assert dict(choices) == {"env": "world", "algo": "second", "model": "tiny",
-                             "recipe": None, "ablation": None}  # fmt: skip
+    cfg = check(compose(["algo=second"]))
+    assert (cfg.steps, cfg.algo.clip_eps, cfg.model.weights) == (10, 0.4, "some/where")
+    assert dict(cfg.choices) == {"env": "world", "algo": "second", "model": "tiny",
+                                 "recipe": None, "ablation": None}  # fmt: skip
+    with pytest.raises(AttributeError):
+        cfg.stepss  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -72,17 +71,12 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
     ("override", "key", "remedy"),
     [
         ("env=worldd", "env 'worldd'", "world"),
-        ("env=zzz", "env 'zzz'", "world"),
         ("env={part: 1}", "env '{'part': 1}'", "world"),
         ("algo.clip_eps=abc", "algo.clip_eps", "'abc'"),
         ("algo.epochs=1.5", "algo.epochs", "1.5"),
-        ("algo.epochs=true", "algo.epochs", "True"),
         ("algo.clip_eps='0.1'", "algo.clip_eps", "'0.1'"),
         ("algo.require_optimal=maybe", "algo.require_optimal", "'maybe'"),
-        ("algo.require_optimal=1", "algo.require_optimal", "1"),
         ("algo.kind=medium", "algo.kind", "'soft' or 'hard'"),
-        ("algo.limit=low", "algo.limit", "'low'"),
-        ("algo.clip_eps=null", "algo.clip_eps", "None"),
         (f"algo.clip_eps={10**400}", "algo.clip_eps", "10000"),
         ("algo.clip_esp=1", "'algo.clip_esp'", "'algo.clip_eps'"),
         ("algo.advanced.round=1", "'algo.advanced.round'", "'algo.advanced.rounds'"),
@@ -94,32 +88,21 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("model.lora={rank:x}", "model.lora.rank", "'x'"),
         ("model.lora={rank:0,alpha:1,targets:[]}", "model.lora.rank", "greater than or equal to 1"),
         ("stepss=1", "'stepss'", "'steps'"),
-        ("rounds=1", "'rounds'", "'algo.advanced.rounds'"),
-        ("steps=many", "steps", "'many'"),
         ("steps=0", "steps", "0"),
         ("~algo.clip_eps", "algo.clip_eps", "algo.clip_eps=VALUE"),
-        ("~algo.advanced", "algo.advanced", "algo.advanced=VALUE"),
         ("~env", "env", "agentrl list env"),
-        ("model=hf", "model.path", "model.path=VALUE"),
         ("model.path=${env.nowhere}", "model", "'env.nowhere'"),
         ("algo._target_=sample_nodes.Nothing", "algo._target_", "'sample_nodes.Nothing'"),
         ("algo._target_=pathlib.Path", "algo._target_", "@dataclass"),
         ("algo._target_=agentrl_cli.algos.grpo.GRPO", "algo._target_", "agentrl_cli.algos.GRPO"),
-        ("loud", "'loud'", "key=value"),
-        ("algo.clip_eps=1,2", "'algo.clip_eps=1,2'", "[a,b]"),
     ],
 )
-def test_one_mistake_is_one_line_that_names_it(override: str, key: str, remedy: str):
+def test_mistake_is_one_line_with_its_key(override: str, key: str, remedy: str):
     lines = [line for line in refusal(override) if key in line and remedy in line]
     assert len(lines) == 1
 
 
 def test_all_mistakes_are_reported_together():
-    lines = refusal("algo.clip_eps=abc", "algo.clip_esp=1", "steps=many", "model=hf")
-    assert len(lines) == 4
-
-
-def test_unknown_options_are_reported_together_with_other_mistakes():
     lines = refusal("env=worldd", "algo=third", "algo.clip_eps=1", "steps=many", "model.dtypes=x")
     assert [line.split()[0] for line in lines][:2] == ["env", "algo"]
     assert any(line.startswith("steps must") for line in lines)
@@ -141,42 +124,23 @@ def test_settings_class_beside_a_class_is_its_schema(tmp_path: Path):
     assert build(check(compose(["algo=light"])).algo).low == 1
 
 
-def test_checked_configuration_refuses_unknown_attributes():
-    with pytest.raises(AttributeError):
-        check(compose([])).stepss  # noqa: B018
-
-
 def test_build_constructs_nested_nodes_and_takes_given_objects():
     cfg = check(compose([]))
     engine = object()
     world = build(cfg.env, engine=engine)
     assert world.engine is engine
-    assert (world.part.size, [part.size for part in world.parts], world.helper.size) == (
-        3,
-        [1, 2],
-        7,
-    )
+    sizes = [part.size for part in (world.part, *world.parts, world.helper)]
+    assert sizes == [3, 1, 2, 7]
     assert (world.folder, world.shape) == (Path("some/where"), (2, 3))
 
 
-def test_build_works_on_an_unchecked_node_and_resolves_it():
+def test_build_resolves_and_injects():
     cfg = compose(["rollout.size=${steps}"])
-    assert build(cfg.rollout).size == 10
-
-
-def test_given_values_win_over_the_node():
-    assert build(compose([]).rollout, size=5).size == 5
-
-
-def test_build_refuses_what_check_refuses():
-    with pytest.raises(UserError, match="sizes") as error:
+    assert (build(cfg.rollout).size, build(cfg.rollout, size=5).size) == (10, 5)
+    with user_error("unknown-key", "sizes"):
         build({"_target_": "sample_nodes.Part", "size": 1, "sizes": 1})
-    assert error.value.code == "unknown-key"
-
-
-def test_build_refuses_a_node_without_target():
-    with pytest.raises(UserError, match="model has no _target_"):
-        build(compose([]).model)
+    with user_error("unknown-target", "model"):
+        build(cfg.model)
 
 
 def test_optional_nested_dataclass_is_null_or_built():
@@ -212,50 +176,37 @@ def test_unreadable_group_file_is_one_line(tmp_path: Path, content: bytes):
     assert "mine" in options("algo", mine.parents[1])
 
 
-def test_missing_config_dir_is_refused():
-    with pytest.raises(UserError, match="'nowhere' is not a folder"):
-        compose([], Path("nowhere"))
-
-
 def test_recipes_and_ablations_are_listed_with_comments():
     assert options("recipe") == {"quick": "a short one", "quicker": ""}
     assert options("ablation") == {"ungated": "without the gate", "short": ""}
 
 
-def test_stored_configuration_loads_equal_and_takes_overrides(tmp_path: Path):
+def test_stored_configuration_loads_equal(tmp_path: Path):
+    file = tmp_path / "stored.yaml"
     first = check(compose(["algo.clip_eps=0.3"]))
-    OmegaConf.save(first, tmp_path / "stored.yaml")
-    again = check(load(tmp_path / "stored.yaml", []))
-    assert again == first
-    assert check(load(tmp_path / "stored.yaml", ["steps=3"])).steps == 3
+    OmegaConf.save(first, file)
+    assert check(load(file, [])) == first
+    assert check(load(file, ["steps=3"])).steps == 3
+    with user_error("group-of-stored", "algo=second"):
+        load(file, ["algo=second"])
 
 
-def test_group_override_of_a_stored_configuration_is_refused(tmp_path: Path):
-    OmegaConf.save(compose([]), tmp_path / "stored.yaml")
-    with pytest.raises(UserError, match="algo=second"):
-        load(tmp_path / "stored.yaml", ["algo=second"])
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", "{", ""])
-def test_unreadable_stored_configuration_is_refused(tmp_path: Path, text: str):
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(UserError):
-        check(load(tmp_path / "bad.yaml", []))
+@pytest.mark.parametrize("text", ["[1, 2]", "{", None])
+def test_unreadable_stored_configuration_is_refused(tmp_path: Path, text: str | None):
+    if text is not None:
+        (tmp_path / "bad.yaml").write_text(text)
+    with user_error("unreadable-configuration", tmp_path / "bad.yaml"):
+        load(tmp_path / "bad.yaml", [])
 
 
 @pytest.mark.parametrize("text", ["", "s", "choices: 3", "choices: ${steps}"])
-def test_a_stored_configuration_without_choices_is_refused(tmp_path: Path, text: str):
+def test_configuration_without_choices_is_refused(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(UserError, match="choices"):
+    with pytest.raises(UserError):
         load(tmp_path / "bad.yaml", ["search=tot"])
 
 
-def test_missing_stored_configuration_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot be read"):
-        load(tmp_path / "none.yaml", [])
-
-
-def test_own_conf_folder_wins_over_the_shipped_one(conf: Path, monkeypatch: pytest.MonkeyPatch):
+def test_own_conf_folder_wins_over_the_shipped_one(conf: Path):
     assert conf_folder() == conf.resolve()
-    monkeypatch.chdir(conf.parent.parent)
+    (conf / "algo").rename(conf / "other")  # a folder of another program
     assert conf_folder() != conf.resolve()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl_cli.config.compose import check, compose
-from agentrl_cli.config.presets import PRESETS, preset_overrides, replace_old_names
+from agentrl_cli.config.renames import PRESETS, preset_overrides, replace_old_names
 from agentrl_cli.core.errors import UserError
 
 
@@ -20,7 +20,6 @@ def test_preset_table_covers_the_old_names():
     [
         ("experiment=math_k8 seed=1", "recipe=arithmetic algo=nlac ablation=k8 seed=1"),
         ("experiment=math_grpo algo=ppo", "recipe=arithmetic algo=ppo"),
-        ("experiment=math_grpo,wiki_grpo", "recipe=arithmetic,wiki algo=grpo"),
         ("rollout=solve", "rollout.max_new_tokens=96"),
         ("env=math steps=2", "env=math steps=2"),
         ("experiment=my_own", "experiment=my_own"),
@@ -38,7 +37,7 @@ def test_the_new_form_is_printed_once(capsys: pytest.CaptureFixture[str]):
     ]
 
 
-def test_sweep_over_presets_that_are_no_grid_is_refused():
+def test_sweep_over_presets_is_refused():
     with pytest.raises(UserError) as error:
         replace_old_names(["experiment=math_grpo,twentyq_k1"])
     assert error.value.code == "preset-grid"

@@ -67,7 +67,11 @@ def test_old_run_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (cfg.algo.policy_target, cfg.algo.separate_critic) == ("refined", False)
     assert cfg.choices == new.choices
     record = read_record(Run(folder))
-    names = {*record.metric_names(), *record.config["rollout"], *record.config["algo"]}
+    names = {
+        *(key for row in record.rows for key in row),
+        *record.config["rollout"],
+        *record.config["algo"],
+    }
     assert not names & {*renames.METRICS, "policy/informative_episodes", "max_tokens", "guard"}
     assert renames.renamed_metrics({"policy/informative_episodes": 0.75}) == {
         "reward/frac_zero_std": 0.25

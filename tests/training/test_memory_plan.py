@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.config.presets import PRESETS
+from agentrl_cli.config.renames import PRESETS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.training.memory_plan import (
     GIB,

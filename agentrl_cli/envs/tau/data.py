@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -24,11 +24,24 @@ from agentrl_cli.envs.tau.tools import Domain, SharedTable
 SPLITS = ("train", "dev", "test")  # τ-bench's names
 DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # possible parents of a domain's folder
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, SyntaxError, RecursionError)
-Action = create_model("Action", name=(str, ...), kwargs=(dict, ...))
-TaskRow = create_model(
-    "TaskRow", user_id=(str, ...), instruction=(str, ...), actions=(list[Action], ...),
-    outputs=(list[str], ...),
-)  # fmt: skip
+
+
+class Action(BaseModel):
+    """A tool call of the ground truth."""
+
+    name: str
+    kwargs: dict[str, Any]
+
+
+class TaskRow(BaseModel):
+    """One task of the benchmark's files."""
+
+    user_id: str
+    instruction: str
+    actions: list[Action]
+    outputs: list[str]
+
+
 # Only fields that are read outside tool calls: a wrong type inside a tool is an observation.
 Order = create_model("Order", items=(list, ...))
 Product = create_model("Product", name=(str, ...), variants=(dict, ...))

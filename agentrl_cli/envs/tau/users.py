@@ -181,7 +181,7 @@ def parse_instruction(text: str) -> Instruction:
         kind, match = next((pair for pair in matches if pair[1]), ("", None))
         if match is None:
             break
-        parts = {"items": "", "address": ""} | match.groupdict()
+        parts: dict[str, Any] = {"items": "", "address": ""} | match.groupdict()
         items = PATTERNS.item.findall(parts.pop("items"))
         try:
             found = tuple(Item(n.strip(), _options(now), _options(new)) for n, now, new in items)

@@ -165,7 +165,13 @@ def _question_row(row: dict[str, Any], proof: list[Any], key: str, needs_proof: 
     answers = [
         clean(str(value))
         for value in values
-        if isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))
+        if isinstance(value, str)
+        or (
+            isinstance(value, int | float)
+            and value is not True
+            and value is not False
+            and math.isfinite(value)
+        )
     ]
     if not all(answers) or not values or len(answers) < len(values):
         raise ValueError("no 'answer'")

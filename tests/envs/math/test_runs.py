@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.cli.demos import write_demos
+from agentrl_cli.cli.environment import write_demos
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import start
 from agentrl_cli.core.types import Episode
