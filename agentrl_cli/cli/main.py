@@ -320,6 +320,7 @@ def show(
     critique: Annotated[
         bool, typer.Option("--critique", help="NLAC: show which part of the improvement is weak.")
     ] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", hidden=True)] = False,  # its old name
     as_json: AsJson = False,
 ) -> None:
     """Show an episode turn by turn with the texts of its critic, or NLAC's critique accuracy."""
@@ -330,7 +331,7 @@ def show(
     _exclude("--won", "--lost", won and lost)
     filters = [n for n, on in zip(episodes.FILTERS, (won, lost, changed), strict=True) if on]
     source = find_run(run)
-    if critique:
+    if critique or ledger:
         _exclude("--critique", "the choice of an episode", episode or filters)
         found = critique_accuracy(source, step)
         echo(json.dumps(found) if as_json else "\n".join(critique_table(found)))

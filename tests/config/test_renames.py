@@ -68,7 +68,7 @@ def test_old_run_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cfg.choices == new.choices
     record = read_record(Run(folder))
     names = {
-        *(key for row in record.rows for key in row),
+        *record.columns,
         *record.config["rollout"],
         *record.config["algo"],
     }
