@@ -1,5 +1,6 @@
 from .base import Env as Env
 from .check import check_env as check_env
+from .courier import Courier as Courier
 from .gym_worlds import GymText as GymText
 from .math.env import MathEnv as MathEnv
 from .reasoning_gym import ReasoningGym as ReasoningGym
