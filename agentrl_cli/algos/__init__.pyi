@@ -4,7 +4,6 @@ from .base import Phase as Phase
 from .dpo import DPO as DPO
 from .grpo import GRPO as GRPO
 from .nlac.ablations import NLRL as NLRL
-from .nlac.ablations import NLACMonteCarlo as NLACMonteCarlo
 from .nlac.ablations import NLACSelfDistillation as NLACSelfDistillation
 from .nlac.algorithm import NLAC as NLAC
 from .ppo import PPO as PPO
@@ -13,7 +12,6 @@ from .settings import ArCHerConfig as ArCHerConfig
 from .settings import DPOConfig as DPOConfig
 from .settings import GRPOConfig as GRPOConfig
 from .settings import NLACConfig as NLACConfig
-from .settings import NLACMonteCarloConfig as NLACMonteCarloConfig
 from .settings import NLACSelfDistillationConfig as NLACSelfDistillationConfig
 from .settings import NLRLConfig as NLRLConfig
 from .settings import PPOConfig as PPOConfig

@@ -14,6 +14,7 @@ from agentrl_cli.models.specs import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl_cli.algos.samples import TurnRef
     from agentrl_cli.generators.base import Generator, Sampling
     from agentrl_cli.models.forward import Batch, Outputs
     from agentrl_cli.models.model_set import ModelSet
@@ -36,8 +37,9 @@ class Phase:
     `minibatch_tokens` bounds the trained tokens of one optimizer step, or the units if no token is
     trained; 0 puts all samples into one step. `keep_together` adjacent samples share a micro-batch.
     Set `entropy_gradient` if the loss differentiates the entropy. With `head_only` only the head is
-    trained, at its full learning rate. `metrics` are logged as they are; the loop counts a metric
-    with a name that ends with `/episodes` as episodes that were played during the update.
+    trained, at its full learning rate. `after_step` is called after each optimizer step.
+    `metrics` are logged as they are; the loop counts a metric with a name that ends with
+    `/episodes` as episodes that were played during the update.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Phase:
     entropy_gradient: bool = False
     head_only: bool = False
     units: Callable[[Sample], float] = trained_tokens
+    after_step: Callable[[], None] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -140,6 +143,12 @@ class Algorithm(ABC):
         algorithm has no such critic."""
         line = "this algorithm has no critic for partial answers; search with a run of algo=self_ac"
         raise UserError(line, code="no-critic")
+
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Return the critic's estimate of Q(s, a) for the state and the action of each turn. Raises
+        UserError if the algorithm has no such critic."""
+        line = "this algorithm has no critic of actions"
+        raise UserError(f"{line}; choose one that has, as nlac or archer", code="no-critic")
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""

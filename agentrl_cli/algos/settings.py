@@ -151,11 +151,12 @@ NLAC_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a prompt
 NLAC_PLACEHOLDERS = {  # by prompt, the placeholders that it may contain
     "forecast": (),
     "backup": ("response", "forecast"),
-    "evaluate": ("forecasts", "others"),
+    "evaluate": ("forecasts", "alternatives", "others"),
     "refine": ("critique",),
     "refine_by_rollouts": ("rollouts",),
     "aggregate": ("response", "rollouts"),
     "terminal": ("response", "outcome"),
+    "alternatives": ("others",),
     "frame": ("instruction",),
 }
 
@@ -167,13 +168,24 @@ class NLACPromptsConfig(Settings):
 
     forecast: Annotated[str, Field(description="Successor: forecast how the episode continues.")]
     backup: Annotated[str, Field(description="Backup: forecast from {response} and {forecast}.")]
-    evaluate: Annotated[str, Field(description="Evaluator: critique by {forecasts} and {others}.")]
+    evaluate: Annotated[
+        str, Field(description="Evaluator: critique by {forecasts} and {alternatives}.")
+    ]
     refine: Annotated[str, Field(description="Refiner: rewrite an action by its {critique}.")]
     refine_by_rollouts: Annotated[
         str, Field(description="Refiner: rewrite an action by {rollouts}.")
     ]
     aggregate: Annotated[str, Field(description="NLRL: summarize {rollouts} after {response}.")]
-    terminal: Annotated[str, Field(description="Last turn's target: its {response} and {outcome}.")]
+    terminal: Annotated[
+        str,
+        Field(description="Last turn's target with terminal_targets=text: its {response} and "
+              "{outcome}."),
+    ]  # fmt: skip
+    alternatives: Annotated[
+        str,
+        Field(description="Fills {alternatives} of evaluate with forecasts of {others}; absent if "
+              "there are none."),
+    ] = ""  # fmt: skip
     parser: Annotated[
         Literal["strict", "lenient"],
         Field(description="Accept only the trained form of role texts, or other forms, too."),
@@ -215,27 +227,46 @@ class NLACAdvancedConfig(Settings):
     """Settings of NLAC that rarely change."""
 
     ema_decay: Annotated[
-        float, Field(ge=0, le=1, description="Share of its weights that the target model keeps.")
-    ]
+        float,
+        Field(ge=0, le=1, description="Share of its weights that the target model keeps at each "
+              "optimizer step of the successor model."),
+    ]  # fmt: skip
     td_lambda: Annotated[
         float,
         Field(ge=0, le=1, description="λ of TD(λ): probability that a chain of backups starts one "
               "turn later. 0: one backup. 1: from the end of the episode."),
     ]  # fmt: skip
-    priority_exponent: Annotated[float, Field(ge=0, description="Exponent of losses. 0: uniform.")]
+    priority_exponent: Annotated[
+        float, Field(ge=0, description="Replay turns by their loss to this power. 0: uniformly.")
+    ]
     buffer_size: Annotated[int, Field(ge=1, description="Episodes in the replay buffer.")]
     first_action: Annotated[
         Literal["fresh", "stored"],
         Field(description="First candidate of a state: a new sample, or the action in the buffer."),
     ]
     keep_optimal: Annotated[bool, Field(description="Keep actions that are called optimal.")]
+    drop_unchanged: Annotated[
+        bool,
+        Field(description="policy_target=refined: do not train on actions that the refiner did "
+              "not change. Their gradient is zero on average and adds noise."),
+    ]  # fmt: skip
     role_model: Annotated[
         Literal["policy", "target", "reference"],
         Field(description="Model that writes critiques and refinements."),
     ]
+    backup_model: Annotated[
+        Literal["target", "reference"],
+        Field(description="Model that writes backups. reference: the initial weights, which do not "
+              "unlearn how. target: the moving average of the successor model, as in the paper."),
+    ]  # fmt: skip
+    terminal_targets: Annotated[
+        Literal["backup", "text"],
+        Field(description="Targets of last turns. backup: the backup role writes them from the "
+              "true outcome, as all others. text: the fixed text prompts.terminal."),
+    ]  # fmt: skip
     ablation: Annotated[
         Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques",
-                "frozen_critic", "majority"],
+                "shuffled_next_states", "frozen_critic", "majority"],
         Field(description="Ablation that corrupts or removes one part of the algorithm."),
     ]  # fmt: skip
     role_tokens: Annotated[int, Field(ge=1, description="Maximum tokens of a text.")]
@@ -243,9 +274,10 @@ class NLACAdvancedConfig(Settings):
         float, Field(ge=0, description="Temperature of all roles but critiques.")
     ]
     critique_temperature: Annotated[float, Field(ge=0, description="Temperature of critiques.")]
+    refine_temperature: Annotated[float, Field(ge=0, description="Temperature of refinements.")]
     minibatch_tokens: TokensPerStep
-    successor_minibatch_tokens: Annotated[
-        int, Field(ge=0, description="The same for the successor model, with its noisier targets.")
+    critic_steps: Annotated[
+        int, Field(ge=1, description="Optimizer steps of the successor model per update.")
     ]
 
 
@@ -293,6 +325,10 @@ class NLACConfig(Settings):
               "first update. 0: not checked."),
     ] = 0.0  # fmt: skip
     optimizer: OptimizerSpec
+    critic_optimizer: Annotated[
+        OptimizerSpec | None,
+        Field(description="Optimizer of a separate critic. null: the settings of `optimizer`."),
+    ]
     diagnostics: NLACDiagnosticsConfig
     advanced: NLACAdvancedConfig
     prompts: NLACPromptsConfig
@@ -322,27 +358,19 @@ class NLACConfig(Settings):
         if ablation == "empty_critiques" and target in ("best_critique", "advantage_weighted"):
             line = f"algo.policy_target={target} cannot learn from empty critiques"
             _refuse(f"{line}; set algo.advanced.ablation=shuffled_critiques")
-        if self.advanced.keep_optimal and target == "best_critique":
-            line = "algo.policy_target=best_critique refines nothing"
-            _refuse(f"{line}; set algo.advanced.keep_optimal to false")
 
 
 @dataclass(kw_only=True)
-class NLACMonteCarloConfig(NLACConfig):
-    """Settings of NLACMonteCarlo, an ablation of NLAC without bootstrapping."""
-
-    def check_settings(self) -> None:
-        super().check_settings()
-        if self.advanced.ablation == "shuffled_outcomes":
-            line = f"{type(self).__name__} has no terminal targets to shuffle"
-            _refuse(f"{line}; set algo.advanced.ablation=none")
-
-
-@dataclass(kw_only=True)
-class NLRLConfig(NLACMonteCarloConfig):
+class NLRLConfig(NLACConfig):
     """Settings of NLRL, which summarizes rollouts instead of bootstrapping."""
 
     rollouts: Annotated[int, Field(ge=1, description="Rollouts summarized in one target.")]
+
+    def check_settings(self) -> None:
+        super().check_settings()
+        if self.advanced.ablation in ("shuffled_outcomes", "shuffled_next_states"):
+            line = f"NLRL does not back up, so it has nothing for {self.advanced.ablation}"
+            _refuse(f"{line}; set algo.advanced.ablation=none")
 
 
 @dataclass(kw_only=True)
@@ -358,7 +386,6 @@ class NLACSelfDistillationConfig(NLACConfig):
             "algo.separate_critic=false": not self.separate_critic,
             "algo.policy_target=refined": self.policy_target == "refined",
             "algo.advanced.ablation=none": self.advanced.ablation == "none",
-            "algo.advanced.keep_optimal=false": not self.advanced.keep_optimal,
             "algo.advanced.role_model=policy or reference": self.advanced.role_model != "target",
         }
         for setting, is_met in required.items():

@@ -99,8 +99,15 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
             node[name] = values.get(node[name], node[name])
     for key, value in DEFAULTS.items():
         cfg.setdefault(key, value)
-    if str(_node_at(cfg, ["algo", "_target_"])).endswith("NLAC"):
-        cfg["algo"].setdefault("min_parse_rate", 0.0)
+    advanced = _node_at(cfg, ["algo", "advanced"])
+    if isinstance(advanced, dict) and "role_model" in advanced:  # of NLAC
+        added = TABLES["nlac_defaults"]
+        temperature = {"refine_temperature": advanced["role_temperature"]}
+        advanced.pop("successor_minibatch_tokens", None)
+        if str(stored["algo"]["_target_"]).endswith("MonteCarlo"):
+            advanced["td_lambda"] = 1.0  # it was a class
+        cfg["algo"] = {**added, **cfg["algo"]}
+        cfg["algo"]["advanced"] = {**added["advanced"], **temperature, **advanced}
     choices = cfg.get("choices")
     if isinstance(choices, dict):  # record the options of this version that compose the same
         if (preset := str(choices.get("experiment"))) in PRESETS:

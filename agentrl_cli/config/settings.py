@@ -98,6 +98,11 @@ class ModelConfig:
     name: Annotated[str | None, Field(description="Name of the model on the server.")] = None
     request: Annotated[RequestConfig | None, Field(description="Requests to the server.")] = None
 
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the base model is the embedded one without its weights."""
+        return self.path == "tiny" and self.weights is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:

@@ -109,6 +109,9 @@ class Learner:
             seed = derive_seed(self.seed, "learner", step, phase.name, epoch)
             for groups in split_steps(phase, seed):
                 self._optimizer_step(phase, groups, meter)
+                if phase.after_step:
+                    self.models.mark_changed(phase.model)
+                    phase.after_step()
                 self.activity.done += sum(map(len, groups))
         self.models.mark_changed(phase.model)
         if self.specs[phase.model].generates:

@@ -74,7 +74,6 @@ def test_nlac_roles_are_parsed_and_trained(critic: Run):
 def test_nlac_critic_learns_a_shorter_game(tmp_path: Path):
     run = trained(
         tmp_path, "env.max_turns=5", "algo=nlac", "steps=10", "algo.critic_warmup=10",
-        "algo.advanced.successor_minibatch_tokens=300",
         "rollout.episodes_per_step=48", "eval.episodes_per_task=2",
         "algo.diagnostics.num_states=24", "algo.diagnostics.num_rollouts=1",
     )  # fmt: skip

@@ -32,11 +32,12 @@ SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
 PROMPTS = NLACPromptsConfig(
     forecast="Forecast it.",
     backup="Seen: {response}\nThen: {forecast}\nBack it up.",
-    evaluate="Mine:\n{forecasts}\nOthers:\n{others}\nEvaluate it.",
+    evaluate="Mine:\n{forecasts}\n{alternatives}Evaluate it.",
     refine="Critique: {critique}\nRefine it.",
     refine_by_rollouts="Plays:\n{rollouts}\nRefine it by them.",
     aggregate="Seen: {response}\nPlays:\n{rollouts}\nDraw it together.",
     terminal="{response} {outcome}",
+    alternatives="Others:\n{others}\n",
 )
 ENDS = {
     "Forecast it.": "forecast",
@@ -177,14 +178,15 @@ def nlac(
         "num_candidates": 1 + changes.get("show_alternatives", False),
         "selection_temperature": 0.3, "separate_critic": False, "improvement_check": None,
         "kl_coef": 0.0, "critic_warmup": 0, "min_parse_rate": 0.0,
-        "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
+        "optimizer": OptimizerSpec(lr=1e-2), "critic_optimizer": None, "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
         "ema_decay": 0.9, "td_lambda": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
         "first_action": "fresh", "keep_optimal": False, "role_model": "policy", "ablation": "none",
         "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "minibatch_tokens": 0,
-        "successor_minibatch_tokens": 0,
+        "refine_temperature": 1.0, "critic_steps": 1, "drop_unchanged": False,
+        "backup_model": "target", "terminal_targets": "text",
     }  # fmt: skip
     measured = {"num_states": 4, "num_actions": 2, "num_forecasts": 16, "num_rollouts": 4}
     return NLAC(

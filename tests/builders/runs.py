@@ -46,6 +46,9 @@ ALGORITHMS = {
         "algo.policy_target=refined", "algo.require_optimal=true", "algo.num_candidates=2",
         "algo.turns_per_update=8", "algo.advanced.buffer_size=20", "algo.advanced.role_tokens=5",
         "algo.diagnostics.num_states=1", "algo.diagnostics.num_rollouts=2",
+        # the roles' texts are random, so few of them could be parsed
+        "algo.advanced.terminal_targets=text", "algo.advanced.drop_unchanged=false",
+        "algo.advanced.critic_steps=2", "algo.advanced.priority_exponent=0.5",
     ],
 }  # fmt: skip
 SPEAKER = "hardware=speaker"

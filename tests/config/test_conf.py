@@ -99,7 +99,7 @@ def test_embedded_model_keeps_its_training_prompts():
     prompts = algo.prompts
     assert (prompts.parser, prompts.speaker, prompts.frame) == ("strict", "user", "{instruction}")
     assert prompts.forecast == "Forecast this turn." and prompts.refine.startswith("{critique}\n")
-    assert (algo.min_parse_rate, algo.advanced.role_tokens) == (0, 48)
+    assert (algo.min_parse_rate, algo.advanced.role_tokens) == (0.5, 48)
 
 
 def test_user_chooses_prompts_and_wording():

@@ -106,7 +106,7 @@ class TableGenerator(Generator):
         if role == "backup":
             return "It goes on. " + re.findall(r"Success\.|Failure\.", request)[-1]
         if role == "evaluate":
-            mine, others = request.split("Others:")
+            mine, _, others = request.partition("Others:")
             worse = mine.count("Success.") < others.count("Success.")
             return f"Optimality: {'No' if worse else 'Yes'}. It was counted."
         turned = GO if said[-2] == JUMP else JUMP

@@ -38,7 +38,7 @@ def comparable(run: Run) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("algo", "of"), [("grpo", "-policy-v1-"), ("nlac", "-target-v1-")])
+@pytest.mark.parametrize(("algo", "of"), [("grpo", "-policy-v1-"), ("nlac", "-target-v")])
 def test_run_with_lost_server_resumes_with_another(
     model_folder: Path, tmp_path: Path, algo: str, of: str
 ):

@@ -15,27 +15,11 @@ from agentrl_cli.algos.nlac.diagnostics import drift, start_at
 from agentrl_cli.algos.nlac.improve import TrainingTarget
 from agentrl_cli.algos.nlac.roles import Ids
 from agentrl_cli.algos.samples import TurnRef
-from agentrl_cli.algos.settings import NLACMonteCarloConfig, NLACSelfDistillationConfig, NLRLConfig
+from agentrl_cli.algos.settings import NLACSelfDistillationConfig, NLRLConfig
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
-
-
-@dataclass(kw_only=True)
-class NLACMonteCarlo(NLACMonteCarloConfig, NLAC):
-    """The successor model learns the real end of each episode instead of bootstrapping."""
-
-    def evaluation_texts(self, turns: int) -> dict[str, int]:
-        return {}
-
-    def successor_targets(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Ids | None]:
-        """Return the environment's response and the outcome, None for an episode that was cut."""
-        encode = self.context.chat.encode_action
-        return [
-            encode(self.outcome_text(t.response, t.episode)) if t.episode.stop == "done" else None
-            for t in turns
-        ]
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,9 @@ one turn of the agent. One update:
     (s, a, s') ~ replay buffer                                       sample_turns
     policy evaluation: train the successor model M                   policy_evaluation
         a' ~ π(s'),  d' ~ M_target(s', a')     forecast of the rest of the episode
-        y  ~ Backup_target(s, a, s', d')       roles.py; the true outcome at an episode's end
+        y  ~ Backup(s, a, s', d')              roles.py; d' is the true outcome at the end
         L1 = -log M(y | s, a)
-    target ← decay · target + (1 - decay) · M                        update_target
+    target ← decay · target + (1 - decay) · M, each optimizer step   update_target
     policy improvement: train the policy π                           policy_improvement
         a  ~ π(s),  d_1 … d_k ~ M(s, a),  q ~ E(s, a, d)             improve.py
         a* ~ π^r(s, a, q)
@@ -23,8 +23,9 @@ Rewards enter only as the success or failure of an episode, in the target of its
 |---|---|
 | policy π | `policy` |
 | successor M | `critic`, or `policy` without `separate_critic` |
-| M_target and backup | `target`, an EMA of the successor |
-| evaluator E and refiner π^r | `advanced.role_model`, by default `reference`: the initial weights |
+| M_target | `target`, an EMA of the successor |
+| backup | `advanced.backup_model`, by default `reference`: the initial weights |
+| evaluator E and refiner π^r | `advanced.role_model`, by default `reference` |
 
 Three options extend the paper. The evaluator can also read forecasts of other actions
 (`show_alternatives`). The first updates can train the critic only (`critic_warmup`). A refined
@@ -42,6 +43,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
@@ -55,7 +57,7 @@ from agentrl_cli.algos.nlac.improve import (
     TrainingTarget,
 )
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
-from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
+from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, backup_targets, fill, outcome_word
 from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
 from agentrl_cli.algos.settings import NLACConfig
 from agentrl_cli.core.errors import UserError
@@ -94,7 +96,10 @@ class NLAC(NLACConfig, Algorithm):
     def models(self) -> dict[str, ModelSpec]:
         """Return the models: policy, critic (unless shared), EMA target, and frozen reference."""
         trained = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
-        own = {"critic": replace(trained, begins_as="policy")} if self.separate_critic else {}
+        critic = replace(
+            trained, begins_as="policy", optimizer=self.critic_optimizer or self.optimizer
+        )
+        own = {"critic": critic} if self.separate_critic else {}
         return {
             "policy": trained,
             **own,
@@ -135,7 +140,7 @@ class NLAC(NLACConfig, Algorithm):
 
         if self.ablation.trains_critic:
             yield self.policy_evaluation(keys, turns, buffer)
-            self.update_target()
+            self.context.generator.load("target", self.context.models.version("target"))
 
         if self.context.step >= self.critic_warmup:
             yield self.policy_improvement(turns, packed)
@@ -158,31 +163,32 @@ class NLAC(NLACConfig, Algorithm):
         ]
         if self.advanced.priority_exponent:
             self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
+        tokens = sum(sum(sample.mask) for sample in samples)
         return Phase(
-            "successor", samples, nll, model=self.critic_name,
-            minibatch_tokens=self.advanced.successor_minibatch_tokens,
+            "successor", samples, nll, model=self.critic_name, after_step=self.update_target,
+            minibatch_tokens=ceil(tokens / self.advanced.critic_steps),
             metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
         )  # fmt: skip
 
     def successor_targets(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Ids | None]:
-        """Return the targets y of the successor model, written by the target model. `episodes` are
-        those in the buffer."""
+        """Return the targets y of the successor model. `episodes` are those in the buffer."""
 
-        def terminal_target(turn: TurnRef) -> Ids | None:
-            """Return the true outcome as a target. Success or failure enters only here."""
+        def true_end(turn: TurnRef) -> str | None:
+            """Return the true outcome of the episode of a last turn, as the whole target or as the
+            forecast that is backed up. Success or failure enters only here."""
             if turn.episode.stop != "done":
                 return None
             ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
-            response = TurnRef(ended, len(ended.turns) - 1).response
-            return self.context.chat.encode_action(self.outcome_text(response, ended))
+            if self.advanced.terminal_targets == "backup":
+                return outcome_word(ended)
+            return self.outcome_text(TurnRef(ended, len(ended.turns) - 1).response, ended)
 
-        return backup_targets(self.roles, turns, terminal_target, self.advanced.td_lambda)
+        return backup_targets(self.roles, turns, true_end, self.ablation)
 
     def outcome_text(self, response: str, episode: Episode) -> str:
         """Return a response of the environment and the episode's outcome in the form of a
         forecast."""
-        outcome = "Success." if episode.success else "Failure."
-        return fill(self.prompts.terminal, response=response, outcome=outcome)
+        return fill(self.prompts.terminal, response=response, outcome=outcome_word(episode))
 
     def _set_priorities(
         self, keys: list[TurnKey], valid: list[TurnKey], samples: list[Sample], buffer: ReplayBuffer
@@ -196,10 +202,8 @@ class NLAC(NLACConfig, Algorithm):
         buffer.set_priorities(missed + valid, [lowest] * len(missed) + losses)
 
     def update_target(self) -> None:
-        """Move the target model towards the successor model, and publish it to the generator."""
-        models = self.context.models
-        models.ema_update("target", self.critic_name, self.advanced.ema_decay)
-        self.context.generator.load("target", models.version("target"))
+        """Move the target model towards the successor model, after each of its optimizer steps."""
+        self.context.models.ema_update("target", self.critic_name, self.advanced.ema_decay)
 
     def policy_improvement(self, turns: list[TurnRef], packed: bool) -> Phase:
         """Return the distillation phase, L2 = -log π(a* | s) under the plain prompt of the policy,
@@ -243,18 +247,23 @@ class NLAC(NLACConfig, Algorithm):
 
     # --- checks of the roles' texts ---
 
+    @property
+    def _required_parse_rate(self) -> float:
+        """`min_parse_rate`, but 0 for random weights, which only test the set-up."""
+        return 0.0 if self.context.models.config.has_random_weights else self.min_parse_rate
+
     def require_parsable_roles(self, buffer: ReplayBuffer) -> None:
         """Raise UserError before the first update if less than `min_parse_rate` of a role's texts
         can be parsed."""
-        if self.context.step == 0 and self.min_parse_rate:
-            require_parsable(self.role_reports(buffer.episodes()), self.min_parse_rate)
+        if self.context.step == 0 and self._required_parse_rate:
+            require_parsable(self.role_reports(buffer.episodes()), self._required_parse_rate)
 
     def check(self, episodes: list[Episode]) -> Iterator[tuple[str, str]]:
         """Yield one row per role about its texts at turns of these episodes. Raises UserError if
         they cannot be parsed."""
         reports = self.role_reports(episodes)
         yield from ((f"role {report.role}", report.line) for report in reports)
-        require_parsable(reports, self.min_parse_rate)
+        require_parsable(reports, self._required_parse_rate)
 
     def role_reports(self, episodes: list[Episode]) -> list[RoleReport]:
         """Let every role write at a few turns of these episodes, and report how it is parsed."""
@@ -349,6 +358,16 @@ class NLAC(NLACConfig, Algorithm):
         """Return the metrics of the critic, of refined actions, and of policy drift."""
         self.roles.begin_stream("watch")
         return self.critic_monitor.measure(episodes)
+
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Return the share of `diagnostics.num_forecasts` forecasts that predict success."""
+        self.roles.begin_stream("values", self.context.step)
+        actions = [turn.action_ids for turn in turns]
+        rows = self.roles.forecast(turns, actions, self.diagnostics.num_forecasts)
+        return [
+            Candidate(turn, ids, forecasts=row, parser=self.roles.parser).value
+            for turn, ids, row in zip(turns, actions, rows, strict=True)
+        ]
 
     def state(self) -> dict[str, Any]:
         """Return the measurements of the improvement check."""

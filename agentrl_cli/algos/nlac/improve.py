@@ -90,6 +90,10 @@ class Ablation:
         """Return the episode that provides the terminal target of `episode`."""
         return episode
 
+    def next_of(self, turns: list[TurnRef], roles: Roles) -> list[TurnRef]:
+        """Return the next state s' that provides the forecast of each turn's backup."""
+        return [turn.next for turn in turns]
+
     def forecasts(self, texts: list[list[str]], roles: Roles) -> list[list[str]]:
         """Return the forecasts that count for each candidate."""
         return texts
@@ -105,6 +109,15 @@ class ShuffledOutcomes(Ablation):
     def outcome_of(self, episode: Episode, episodes: list[Episode], roles: Roles) -> Episode:
         ended = [other for other in episodes if other.stop == "done"]
         return random.Random(roles.seed("shuffle", episode.id)).choice(ended)
+
+
+class ShuffledNextStates(ShuffledOutcomes):
+    """Backups continue from the next state of another transition, or from its end."""
+
+    def next_of(self, turns: list[TurnRef], roles: Roles) -> list[TurnRef]:
+        following = super().next_of(turns, roles)
+        random.Random(roles.seed("next states")).shuffle(following)
+        return following
 
 
 class ShuffledCritiques(Ablation):
@@ -146,6 +159,7 @@ class Majority(Ablation):
 ABLATIONS: dict[str, type[Ablation]] = {
     "none": Ablation,
     "shuffled_outcomes": ShuffledOutcomes,
+    "shuffled_next_states": ShuffledNextStates,
     "shuffled_critiques": ShuffledCritiques,
     "empty_critiques": EmptyCritiques,
     "frozen_critic": FrozenCritic,
@@ -278,6 +292,8 @@ class ActionSelector:
             return []
         if self.settings.policy_target == "best_of_n":
             return _less_draws(group, chosen)
+        if self.settings.advanced.drop_unchanged and chosen is group.first:
+            return []
         return [TrainingTarget(group.turn, chosen.action_ids)]
 
     def best_action(self, group: Candidates) -> Ids | None:

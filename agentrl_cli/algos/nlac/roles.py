@@ -11,13 +11,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
 from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLAC_PLACEHOLDER, NLACAdvancedConfig, NLACPromptsConfig
-from agentrl_cli.core.types import derive_seed
+from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.rollout.play import first_turn
+
+if TYPE_CHECKING:
+    from agentrl_cli.algos.nlac.improve import Ablation
 
 Ids = list[int]  # token ids
 
@@ -106,12 +110,12 @@ class Roles:
 
     def back_up(self, rows: list[tuple[TurnRef, str]]) -> list[Ids]:
         """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
-        from the turn (s, a, s'), with the target model."""
+        from the turn (s, a, s')."""
         prompts = [
             self.prompt(t, t.action_ids, self.prompts.backup, response=t.response, forecast=text)
             for t, text in rows
         ]
-        return [ids for (ids,) in self.write("backup", prompts, "target")]
+        return [ids for (ids,) in self.write("backup", prompts, self.settings.backup_model)]
 
     def critiques(self, actions: list[Candidate]) -> list[str]:
         """q ~ E(s, a, d): sample a critique of each action, empty if it has no forecast."""
@@ -120,6 +124,7 @@ class Roles:
                 action.turn, action.action_ids, self.prompts.evaluate,
                 forecasts="\n".join(action.forecasts),
                 others="\n".join(action.alternatives) or "none",
+                alternatives=self._alternatives(action),
             )
             for action in actions
         ]  # fmt: skip
@@ -128,10 +133,18 @@ class Roles:
         pairs = zip(actions, texts, strict=True)
         return [self.decode(ids) if action.forecasts else "" for action, (ids,) in pairs]
 
+    def _alternatives(self, action: Candidate) -> str:
+        """Return the part of an evaluator's prompt about other actions, empty if there are none."""
+        others = "\n".join(action.alternatives)
+        return fill(self.prompts.alternatives, others=others) if others else ""
+
     def refine(self, prompts: list[Ids]) -> list[Ids]:
         """a' ~ π^r(s, a, q): sample a refined action after each prompt."""
-        longest, model = self.context.sampling.max_tokens, self.settings.role_model
-        written = self.write("refine", prompts, model, max_tokens=longest)
+        longest, settings = self.context.sampling.max_tokens, self.settings
+        written = self.write(
+            "refine", prompts, settings.role_model, temperature=settings.refine_temperature,
+            max_tokens=longest,
+        )  # fmt: skip
         return [self._first_turn(ids) for (ids,) in written]
 
     # --- prompts and sampling ---
@@ -205,35 +218,43 @@ class Chain:
     target: Ids | None = None
 
 
+def outcome_word(episode: Episode) -> str:
+    """Return the true outcome of an episode as a forecast states it."""
+    return "Success." if episode.success else "Failure."
+
+
 def backup_targets(
     roles: Roles,
     turns: list[TurnRef],
-    terminal_target: Callable[[TurnRef], Ids | None],
-    trace: float,
+    true_end: Callable[[TurnRef], str | None],
+    ablation: Ablation,
 ) -> list[Ids | None]:
     """Return a training target y of the successor model for each turn (s, a, s').
 
-    A last turn takes its terminal target. Any other takes y ~ Backup(s, a, s', d') with
-    d' ~ M(s', a') and a' ~ π(s'), all of them newly sampled (arXiv 2512.04601). With probability
-    `trace` the chain of backups starts one turn later, repeatedly, as λ does in TD(λ) (Sutton 1988;
-    off-policy without correction, as in the Q(λ) of Peng and Williams 1996). With `trace` 1 the
-    outcome of an episode reaches all its turns in one update. A target is None if a text of its
-    chain has no outcome or was cut.
+    y ~ Backup(s, a, s', d') with d' ~ M_target(s', a') and a' ~ π(s'), all of them newly sampled
+    (arXiv 2512.04601). At a last turn d' is `true_end(turn)`, or that text is the target itself
+    (`terminal_targets`). With probability `td_lambda` the chain of backups starts one turn later,
+    repeatedly, as λ does in TD(λ) (Sutton 1988; off-policy without correction, as in the Q(λ) of
+    Peng and Williams 1996). With 1 the outcome of an episode reaches all its turns in one update. A
+    target is None if a text of its chain has no outcome or was cut.
     """
-    draw = random.Random(roles.seed("trace"))
-    chains = [Chain(turn, _chain_start(turn, trace, draw)) for turn in turns]
+    draw, settings = random.Random(roles.seed("trace")), roles.settings
+    chains = [Chain(turn, _chain_start(turn, settings.td_lambda, draw)) for turn in turns]
 
     for chain in chains:
-        if chain.start.is_last and (end := terminal_target(chain.start)):
-            chain.target, chain.at, chain.text = end, chain.start.turn, roles.decode(end)
+        if chain.start.is_last and (end := true_end(chain.start)):
+            chain.at, chain.text = chain.start.turn + 1, end
+            if settings.terminal_targets == "text":
+                chain.at, chain.target = chain.start.turn, roles.context.chat.encode_action(end)
+                chain.text = roles.decode(chain.target)
 
     bootstrapped = [chain for chain in chains if not chain.start.is_last]
-    next_turns = [chain.start.next for chain in bootstrapped]
+    next_turns = ablation.next_of([chain.start for chain in bootstrapped], roles)
     forecasts = roles.forecast(next_turns, roles.act(next_turns), 1, "target")
-    for chain, turn, texts in zip(bootstrapped, next_turns, forecasts, strict=True):
-        chain.at, chain.text = turn.turn, texts[0] if texts else ""
+    for chain, texts in zip(bootstrapped, forecasts, strict=True):
+        chain.at, chain.text = chain.start.turn + 1, texts[0] if texts else ""
 
-    growing = [c for c in chains if c.target] + [c for c in bootstrapped if c.text]
+    growing = [chain for chain in chains if chain.text]
     while growing := [chain for chain in growing if chain.at > chain.goal.turn]:
         written = roles.back_up([(TurnRef(c.goal.episode, c.at - 1), c.text) for c in growing])
         for chain, ids in zip(growing, written, strict=True):

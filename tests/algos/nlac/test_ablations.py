@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.algos.nlac.ablations import NLRL, NLACMonteCarlo, NLACSelfDistillation
+from agentrl_cli.algos.nlac.ablations import NLRL, NLACSelfDistillation
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.roles import Candidate
+from agentrl_cli.algos.samples import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
@@ -171,17 +172,33 @@ def played_on(starts: list[EpisodeStart]) -> list[Episode]:
     return found
 
 
-def test_monte_carlo_targets_are_real_outcomes(models: ModelSet):
+def test_terminal_backups_read_the_true_outcome(models: ModelSet):
+    cast = troupe(backup="Backed up. Failure.")
+    algo = bound(nlac({"terminal_targets": "backup"}), cast, models)
+    last = [TurnRef(e, len(e.turns) - 1) for e in (WON, LOST, CUT)]
+    written = algo.successor_targets(last, [])
+    assert [ids and CHAT.decode(ids) for ids in written] == ["Backed up. Failure."] * 2 + [None]
+    asked_for = [asked(text) for call in cast.of("backup") for text in call.texts]
+    assert ["Then: Success." in text for text in asked_for] == [True, False]
+    assert ["Then: Failure." in text for text in asked_for] == [False, True]
+
+
+def test_monte_carlo_backs_up_from_the_end_only(models: ModelSet):
     cast = troupe()
-    algo = bound(variant(NLACMonteCarlo, turns_per_update=6, critic_warmup=9), cast, models)
-    phase = updated(algo, filled(WON, LOST, CUT))["successor"]
-    told = sorted(map(written, phase.samples))
-    assert told == [
-        "Here is lost at 1. Failure.", "Here is won at 1. Success.", "Here is won at 2. Success.",
-        "The end of lost. Failure.", "The end of won. Success.",
-    ]  # fmt: skip
-    assert cast.calls == []  # no forecast, no backup
-    assert phase.metrics["nlac/unparsed_targets"] == pytest.approx(1 / 6)  # the one cut off
+    algo = bound(nlac({"terminal_targets": "backup", "td_lambda": 1.0}), cast, models)
+    written = algo.successor_targets(all_turns([WON, LOST]), [])
+    assert all(written) and not cast.of("forecast") and not cast.of("act")
+
+
+def test_shuffled_next_states_come_from_other_transitions(models: ModelSet):
+    turns = [TurnRef(e, t) for e in (WON, LOST) for t in range(len(e.turns) - 1)]
+    algo = bound(nlac({"ablation": "shuffled_next_states"}), troupe(), models)
+    algo.roles.begin_stream("test")
+    found = algo.ablation.next_of(turns, algo.roles)
+    own = [turn.next for turn in turns]
+    states = [tuple(turn.state_ids) for turn in found]
+    assert sorted(states) == sorted(tuple(turn.state_ids) for turn in own)
+    assert states != [tuple(turn.state_ids) for turn in own]
 
 
 def test_nlrl_summarizes_fresh_rollouts(models: ModelSet):
@@ -266,11 +283,9 @@ def test_turns_without_outcomes_drop_out(models: ModelSet, how: dict[str, Any]):
 @pytest.mark.parametrize(
     ("cls", "advanced", "more"),
     [
-        (NLACMonteCarlo, {"ablation": "shuffled_outcomes"}, {}),
         (NLRL, {"ablation": "shuffled_outcomes"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"ablation": "empty_critiques"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"role_model": "target"}, {"rollouts": 2}),
-        (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
         (
             NLACSelfDistillation,
             {},

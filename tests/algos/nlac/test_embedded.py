@@ -43,6 +43,20 @@ def test_targets_state_response_and_outcome(targets: list[tuple[str, str]]):
     assert all(strict_outcome(text) is not None for _, text in targets)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["arithmetic", "courier", "tau_mini", "twentyq", "wiki"])
+@pytest.mark.parametrize("ablation", ["", "paper", "nlql", "m2", "nlrl", "self_distillation"])
+def test_roles_of_every_preset_can_be_parsed(env: str, ablation: str):
+    """At most 20 % of the texts of a role are lost before the first update."""
+    if (env, ablation) == ("courier", "nlrl"):
+        pytest.skip("its model does not know how to summarise rollouts")
+    overrides = [f"recipe={env}", "algo=nlac", *([f"ablation={ablation}"] if ablation else [])]
+    parts = build_parts(check(compose([*overrides, "rollout.episodes_per_step=16"])), None)
+    assert isinstance(parts.algo, NLAC) and parts.algo.min_parse_rate == 0.5
+    reports = parts.algo.role_reports(parts.collector.collect(0, 1))
+    assert reports and all(report.share >= 0.8 for report in reports)
+
+
 @pytest.mark.parametrize("env", ["math", "tau_mini", "twentyq", "wiki"])
 def test_paper_preset_is_the_plain_rule(env: str):
     algo = check(compose([f"experiment={env}_nlac_paper"])).algo
@@ -58,5 +72,4 @@ def test_paper_preset_is_the_plain_rule(env: str):
         "kl_coef": 0.0,
     }
     assert {key: algo[key] for key in said} == said
-    assert algo.advanced.role_model == "policy" and algo.advanced.td_lambda == 0
-    assert algo.advanced.ablation == "none" and not algo.advanced.keep_optimal
+    assert algo.advanced.ablation == "none" and algo.advanced.td_lambda == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,11 @@ def test_warmup_trains_only_the_critic(models: ModelSet):
 
 
 def test_phases_have_separate_step_sizes(models: ModelSet):
-    sizes = {"minibatch_tokens": 7, "successor_minibatch_tokens": 9}
+    sizes = {"minibatch_tokens": 7, "critic_steps": 2}
     phases = updated(bound(nlac(sizes), troupe(), models), filled(WON, LOST))
-    assert phases["policy"].minibatch_tokens == 7 and phases["successor"].minibatch_tokens == 9
+    tokens = sum(sum(sample.mask) for sample in phases["successor"].samples)
+    assert phases["policy"].minibatch_tokens == 7
+    assert phases["successor"].minibatch_tokens == math.ceil(tokens / 2)
 
 
 def test_extra_prompt_tokens_bound_every_role(models: ModelSet):
