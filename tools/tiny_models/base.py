@@ -22,6 +22,7 @@ from agentrl_cli.envs.base import Env
 UNTRAINED = {"weight": 0.0}
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
 ROLLOUTS = 4  # that Self-Distillation and NLRL read
+NO_ALTERNATIVES = 0.3  # share of critiques that read forecasts of their own action only
 HASH_RANGE = 2**63
 
 
@@ -124,17 +125,26 @@ class Corpus(ABC):
             response = TurnRef(episode, i).response
             prompt = fill(self.prompts.backup, response=response, forecast=later)
             branches.append(Branch(i, prompt, text))
+        branches.append(self.terminal_backup(len(turns) - 1, episode_end(episode), forecasts[-1]))
         return Text("own_play", turns, branches)
+
+    def terminal_backup(self, at: int, response: str, forecast: str) -> Branch:
+        """Return the backup of a last turn: it reads the true outcome in place of a forecast."""
+        outcome = forecast.split()[-1]
+        prompt = fill(self.prompts.backup, response=response, forecast=outcome)
+        return Branch(at, prompt, forecast)
 
     @abstractmethod
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
         """An episode of mediocre play, and what roles say of its turns."""
 
-    def critique_branch(self, example: CritiqueExample) -> Branch:
-        """Return the evaluator's prompt and critique."""
-        shown = {"forecasts": example.forecasts, "others": example.alternatives}
+    def critique_branch(self, example: CritiqueExample, rng: random.Random) -> Branch:
+        """Return the evaluator's prompt and critique. Some prompts show no other action."""
+        others_shown = [] if rng.random() < NO_ALTERNATIVES else example.alternatives
+        shown = {"forecasts": example.forecasts, "others": others_shown}
         lines = {name: "\n".join(texts) for name, texts in shown.items()}
-        prompt = fill(self.prompts.evaluate, **lines)
+        others = lines["others"] and fill(self.prompts.alternatives, others=lines["others"])
+        prompt = fill(self.prompts.evaluate, forecasts=lines["forecasts"], alternatives=others)
         return Branch(example.turn, prompt, example.critique, example.action)
 
     def refinement_branch(self, example: CritiqueExample) -> Branch:
@@ -142,6 +152,11 @@ class Corpus(ABC):
         draw."""
         prompt = fill(self.prompts.refine, critique=example.critique)
         return Branch(example.turn, prompt, example.refinement, example.action)
+
+
+def episode_end(episode: Episode) -> str:
+    """Return the environment's response to the last action."""
+    return TurnRef(episode, len(episode.turns) - 1).response
 
 
 def rollout_line(action: str, end: str) -> str:

@@ -65,11 +65,11 @@ class Games:
         its information, and the end of the game. The object is first, so that the answer can be
         looked up."""
         response = move.response[0].content
-        if move.is_last:
-            return f"{response} {end.split()[-1]}"
         checked = self.player.check(move.state, move.action)
-        information = information_sentence(move.state.candidates, move.candidates_after)
         noun = self.env.world_table.nouns[secret]
+        if move.is_last:
+            return f"{noun}. {checked} {response} {end.split()[-1]}"
+        information = information_sentence(move.state.candidates, move.candidates_after)
         return f"{noun}. {checked} {response.split('.')[0]}. {information} {end}"
 
     def any_secret(self, state: PlayerState, rng: random.Random) -> str:

@@ -189,14 +189,15 @@ class MathCorpus(Corpus):
         next step: its own check, and the end of the latter."""
         so_far = solution.before(step + 1)
         if step + 1 == len(solution.steps):
-            return None
+            forecast = self._true_forecast(solution, step)
+            return self.terminal_backup(step, self._respond(solution)[0], forecast)
         ended = self._finished(so_far, rng)
         later = self._true_forecast(ended, step + 1)
         prompt = fill(self.prompts.backup, response="", forecast=later)
         return Branch(step, prompt, f"{check_of(so_far)} {self._end(ended)}")
 
     def _evaluate(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        return self.critique_branch(self._critique_example(solution, step, rng))
+        return self.critique_branch(self._critique_example(solution, step, rng), rng)
 
     def _refine(self, solution: Solution, step: int, rng: random.Random) -> Branch:
         return self.refinement_branch(self._critique_example(solution, step, rng))
@@ -235,7 +236,7 @@ class MathCorpus(Corpus):
         response = episode.response(len(steps) - 1)[0].content
         end = fill(self.prompts.terminal, response=response, outcome=OUTCOMES[episode.success])
         checks = [check(steps[: i + 1], wrong if wrong <= i else None) for i in range(len(steps))]
-        return [*(f"{checked} {end}" for checked in checks[:-1]), end]
+        return [f"{checked} {end}" for checked in checks]
 
     def _right_steps(self, task: Task) -> list[str]:
         """Return the solver's solution of a task without mistakes."""
@@ -275,12 +276,11 @@ class MathCorpus(Corpus):
         misses, alarms = rng.choice((0.1, 0.3, 0.5)), rng.choice((0.0, 0.1, 0.25))
         texts = []
         for ended in ends:
-            is_last, text = step + 1 == len(ended.steps), self._true_forecast(ended, step)
+            text = self._true_forecast(ended, step)
             wrong = ended.before(step + 1).first_wrong is not None
             if rng.random() < (misses if wrong else alarms):
                 checked = check(ended.steps[: step + 1], None if wrong else step)
-                end = f"{CORRECT} Success." if wrong else "Wrong. Failure."
-                text = end if is_last else f"{checked} {end}"
+                text = f"{checked} " + (f"{CORRECT} Success." if wrong else "Wrong. Failure.")
             texts.append(text)
         return texts
 
@@ -304,11 +304,9 @@ class MathCorpus(Corpus):
         return fmean(self._respond(ended)[1] for ended in ends)
 
     def _true_forecast(self, ended: Solution, step: int) -> str:
-        """Return a forecast of step `step` that came true: a check of the steps up to it (unless it
-        is the last one), the environment's message, the outcome."""
-        is_last = step + 1 == len(ended.steps)
-        checked = "" if is_last else f"{check_of(ended.before(step + 1))} "
-        return checked + self._end(ended)
+        """Return a forecast of step `step` that came true: a check of the steps up to it, the
+        environment's message, the outcome."""
+        return f"{check_of(ended.before(step + 1))} {self._end(ended)}"
 
     def _end(self, ended: Solution) -> str:
         """Return the environment's message on a finished solution, and the outcome."""

@@ -175,7 +175,8 @@ class PlayedCorpus(Corpus, Generic[S]):
         """Return a forecast of this action from the response and a forecast of a next action: its
         own check, the response, and the end of the latter."""
         if at + 1 == len(played):
-            return None
+            forecast = self.true_forecast(played[at:])
+            return self.terminal_backup(at, response(played[at]), forecast)
         following = played[at + 1].before
         imagined = self.imagine(following, self.fresh_action(following, rng), rng)
         forecast = self.true_forecast(imagined)
@@ -183,7 +184,7 @@ class PlayedCorpus(Corpus, Generic[S]):
         return Branch(at, prompt, self.true_forecast([played[at], *imagined]))
 
     def _evaluate(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        return self.critique_branch(self._critique_example(played[at], at, rng))
+        return self.critique_branch(self._critique_example(played[at], at, rng), rng)
 
     def _refine(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
         return self.refinement_branch(self._critique_example(played[at], at, rng))

@@ -135,7 +135,7 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         for i, checked in enumerate(checks[:-1]):
             later = [r for r, write in zip(told[i + 1 :], writes[i + 1 :], strict=True) if write]
             texts.append(" ".join([checked, told[i], *later[-1:], end]))
-        return [*texts, f"{responses[-1]} {end}"]
+        return [*texts, f"{checks[-1]} {responses[-1]} {end}"]
 
     def look(self, now: Snapshot, rng: random.Random) -> None:
         self.clerk.observe(now.state, now.observation[-1].content, rng)
@@ -156,10 +156,10 @@ class TauCorpus(PlayedCorpus[Snapshot]):
 
     def true_forecast(self, played: list[Transition[Snapshot]]) -> str:
         first, end = played[0], outcome(played)
-        if first.is_last:
-            return f"{response(first)} {end}"
-        writes = [in_short(response(later)) for later in played[1:] if _is_write(later)]
         checked = check(first.before.state, first.action)
+        if first.is_last:
+            return f"{checked} {response(first)} {end}"
+        writes = [in_short(response(later)) for later in played[1:] if _is_write(later)]
         return " ".join([checked, in_short(response(first)), *writes[-1:], end])
 
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:

@@ -145,7 +145,9 @@ class TwentyQCorpus(Corpus):
         """Return a forecast of this move from the response and a forecast of a next one: its own
         check, the information of the response, and the end of the latter."""
         if moves[at].is_last:
-            return None
+            response = moves[at].response[0].content
+            forecast = self.games.describe(moves[at], end, moves[at].secret)
+            return self.terminal_backup(at, response, forecast)
         following, left = moves[at + 1].state, self.env.max_turns - at - 1
         action, secret = (
             self.player.choose_turn(following, rng)[0],
@@ -156,7 +158,7 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(later), secret))
 
     def _evaluate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        return self.critique_branch(self._critique_example(moves, at, rng))
+        return self.critique_branch(self._critique_example(moves, at, rng), rng)
 
     def _refine(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
         return self.refinement_branch(self._critique_example(moves, at, rng))
@@ -212,10 +214,10 @@ class TwentyQCorpus(Corpus):
         end = ending(episode.success, found[-1])
         texts = []
         for (before, action, response), after in zip(moves, found, strict=True):
+            head = f"{noun}. {self.player.check(before, action)}"
             information = information_sentence(before.candidates, after)
-            head = f"{noun}. {self.player.check(before, action)} {response.split('.')[0]}."
-            texts.append(f"{head} {information} {end}")
-        return [*texts[:-1], f"{moves[-1][2]} {end.split()[-1]}"]
+            texts.append(f"{head} {response.split('.')[0]}. {information} {end}")
+        return [*texts[:-1], f"{head} {response} {end.split()[-1]}"]
 
     def _critique_example(self, moves: list[Move], at: int, rng: random.Random) -> CritiqueExample:
         """Return the played action or, in half of all cases, another one, judged by games imagined

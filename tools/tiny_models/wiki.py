@@ -141,7 +141,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
             f"{checked} {first_sentence(seen)} {later}"
             for checked, seen in zip(checks[:-1], responses[:-1], strict=True)
         ]
-        return [*texts, f"{responses[-1]} {end}"]
+        return [*texts, f"{checks[-1]} {responses[-1]} {end}"]
 
     def choose_action(self, now: Snapshot, rng: random.Random) -> str:
         return self.reader.choose_action(now.state, rng)
@@ -159,9 +159,9 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
 
     def true_forecast(self, played: list[Transition[Snapshot]]) -> str:
         first, last = played[0], played[-1]
-        if first.is_last:
-            return f"{response(first)} {outcome(played)}"
         checked = check(first.before.state, first.action)
+        if first.is_last:
+            return f"{checked} {response(first)} {outcome(played)}"
         return f"{checked} {self.told(first)} {worth(response(last))} {outcome(played)}"
 
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:

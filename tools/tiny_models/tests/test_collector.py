@@ -213,14 +213,14 @@ def test_own_play_trains_only_forecasts():
             forecast, *backups = turn.info["branches"]
             assert turn.action == LINES[i % 3]
             answer = made.chat.decode(forecast["answer_ids"])
-            assert strict_outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
+            assert strict_outcome(answer) is False and len(backups) == 1
             for branch in (forecast, *backups):
                 assert branch["place"] == "behind" and branch["weight"] == 5.0
                 assert branch["answer_ids"] == forecast["answer_ids"]
-            for backup in backups:
-                later = episode.turns[i + 1].info["branches"][0]
-                asked = made.chat.text_of(backup["prompt_ids"])
-                assert made.chat.decode(later["answer_ids"]) in asked
+            later = "Failure."  # the true outcome, which the backup of the last turn reads
+            if i < len(episode.turns) - 1:
+                later = made.chat.decode(episode.turns[i + 1].info["branches"][0]["answer_ids"])
+            assert later in made.chat.text_of(backups[0]["prompt_ids"])
             said = episode.turns[i + 1].observation[-1].content if i < 11 else "You lose."
             assert said.split(".")[0] in answer
 

@@ -73,9 +73,12 @@ def test_forecasts_and_backups_end_with_the_outcome(corpus: Corpus, role: str):
 def test_critique_reads_equally_many_forecasts(corpus: Corpus):
     verdicts, counts = Counter(), Counter()
     for _, branch in spoken(corpus, "evaluate", 6):
-        mine, others = branch.prompt.split("Forecasts of another turn:\n")
-        count = sum(strict_outcome(line) is not None for line in mine.splitlines())
-        assert count == sum(strict_outcome(line) is not None for line in others.splitlines())
+        mine, shown, others = branch.prompt.partition("Forecasts of another turn:\n")
+        count, other_count = (
+            sum(strict_outcome(line) is not None for line in part.splitlines())
+            for part in (mine, others)
+        )
+        assert other_count == (count if shown else 0)
         counts[count] += 1
         verdicts[strict_verdict(branch.answer)] += 1
     assert set(counts) == {1, 2, 4, 8}

@@ -12,10 +12,10 @@ from tools.tiny_models.base import Text
 from tools.tiny_models.tests.corpus_builder import ROLES, WORLDS, corpus_of
 
 DIGESTS = {
-    "math": "e524f8005eb44c11",
-    "twentyq": "d9421d8f52aaa420",
-    "tau_mini": "bc4015389d721993",
-    "wiki": "f972dbb7af9c4207",
+    "math": "cfc49fb44e5c7d35",
+    "twentyq": "68562134fc671206",
+    "tau_mini": "45fce776406c7d93",
+    "wiki": "57a52286cc390282",
 }
 
 
