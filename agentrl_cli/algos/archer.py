@@ -33,7 +33,12 @@ from agentrl_cli.algos.critics import (
     with_fresh_actions,
 )
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
-from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_skipped
+from agentrl_cli.algos.samples import (
+    TurnRef,
+    episode_samples,
+    skipped_metrics,
+    without_skipped,
+)
 from agentrl_cli.algos.settings import ArCHerConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, derive_seed
@@ -175,6 +180,12 @@ class ArCHer(ArCHerConfig, Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         self.estimate_advantages(without_skipped(episodes))
+
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Return Q(s, a) of the turns."""
+        self.estimate_advantages([turn.episode for turn in turns])
+        infos = [turn.episode.turns[turn.turn].info for turn in turns]
+        return [info["value"] + info["advantage"] for info in infos]
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         self.annotate(episodes)

@@ -58,6 +58,7 @@ from agentrl_cli.models.forward import (
     add_logprobs,
     logprobs_and_values,
     max_positions,
+    token_logprobs,
 )
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, with_reference
@@ -185,6 +186,16 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
         metrics = match_metrics(attempts) | dropped
         yield preference_phase(self, self.context.models, pairs, metrics)
 
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Return DPO's implicit rewards, beta log pi(a|s) / pi_ref(a|s) (Rafailov et al. 2023)."""
+        samples = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
+        models = self.context.models
+        rows, initial = (
+            token_logprobs(models.forward(m), samples) for m in ("policy", "reference")
+        )
+        pairs = zip(rows, initial, strict=True)
+        return [self.beta * (sum(new) - sum(old)) for new, old in pairs]
+
 
 # --- reflection, inverse ---
 
@@ -297,6 +308,11 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
 
     def _gap(self, expert: list[Sample], own_rewards: list[float]) -> float:
         return mean(self.rewards(expert)) - mean(own_rewards)
+
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Return the rewards of the turns' actions."""
+        acts = [(turn.state_ids, turn.action) for turn in turns]
+        return self.rewards(labelled_actions(acts, 1.0, self.context))
 
     def rewards(self, samples: list[Sample]) -> list[float]:
         """Return the discriminator's reward of each labelled action, in order."""

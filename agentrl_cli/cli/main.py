@@ -266,6 +266,23 @@ def calibrate(
     echo(json.dumps(record) if as_json else "\n".join(calibration_table(record)))
 
 
+@verb("diagnose")
+def diagnose(
+    overrides: Overrides = None,
+    critic_updates: Annotated[int, typer.Option(min=1, help="Updates of the critic alone.")] = 12,
+    policy_updates: Annotated[int, typer.Option(min=0, help="Updates after these.")] = 12,
+    every: Annotated[int, typer.Option(min=1, help="Updates between measurements.")] = 4,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("diagnose.svg"),
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare an algorithm's critic with the exact values of a small environment."""
+    from agentrl_cli.cli.diagnose import diagnose, lines
+
+    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every, out)
+    echo(json.dumps(record) if as_json else "\n".join(lines(record)))
+
+
 @verb("new")
 def new(
     kind: Annotated[str, typer.Argument(metavar="env|algo", help="What to write.")],

@@ -1,0 +1,126 @@
+"""`agentrl diagnose`: compare an algorithm's critic with the exact values of the courier."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import mean
+from agentrl_cli.core.terminal import echo_err
+from agentrl_cli.diagnose import Arm, arms, run_arm
+from agentrl_cli.report.figures import svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, float]]
+STATE_COLUMNS = {"r2": "R2 of V", "r2_turn": "R2 by turn", "sign": "right sign"}
+ACTION_COLUMNS = {
+    "estimate": "estimate", "policy_value": "policy's Q", "behaviour_value": "behaviour's Q",
+}  # fmt: skip
+LAST = 2  # measurements at the end of the critic's training that the table averages
+HEALTHY = """\
+Healthy: the first arm ranks actions (AUC) at 0.95 or better with 1 or 2 turns left, and at 0.90 or
+better before. Its estimate is within 0.05 of the policy's Q; Monte Carlo lands on the behaviour's.
+The controls stay between 0.43 and 0.57. Success exceeds 67 %, which always the same road wins."""
+HEALTHY_STATES = """\
+Healthy: R2 of V is 0.5 or better, and above that of a prediction by the turn number alone. The
+advantage has the right sign at the deciding turn in 85 % of episodes. With shuffled rewards it does
+not."""
+
+
+def diagnose(
+    overrides: list[str],
+    config_dir: Path | None,
+    critic_updates: int,
+    policy_updates: int,
+    every: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Run all arms, write the picture to `out`, and return the measurements by arm."""
+    overrides = ["recipe=courier", *overrides]
+    cfg = compose_checked(overrides, config_dir)
+    base = Arm(
+        str(cfg.choices.algo), overrides, critic_updates, policy_updates, every,
+        config_dir=config_dir,
+    )  # fmt: skip
+    found = run_all(arms(cfg, base))
+    try:
+        out.write_text(svg(draw, found, critic_updates))
+        echo_err(f"picture: {out}")
+    except (UserError, OSError) as error:
+        echo_err(f"no picture: {error}")
+    return {"critic_updates": critic_updates, "arms": found}
+
+
+def run_all(todo: list[Arm]) -> dict[str, Rows]:
+    """Run the arms in as many processes as there are cores, each with one thread."""
+    workers = min(len(todo), os.cpu_count() or 1)
+    done: dict[str, Rows] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        running = {pool.submit(run_arm, arm): arm.name for arm in todo}
+        for future in as_completed(running):
+            try:
+                done[running[future]] = future.result()
+            except UserError:
+                pool.shutdown(cancel_futures=True)
+                raise
+            echo_err(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
+    return {arm.name: done[arm.name] for arm in todo}
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """Return the table, and what a healthy figure is."""
+    from agentrl_cli.report.summary import table
+
+    found: dict[str, Rows] = record["arms"]
+    first = next(iter(found.values()))[0]
+    distances = sorted(int(key[4:]) for key in first if key.startswith("auc_"))
+    of_states = "r2" in first
+    columns = STATE_COLUMNS if of_states else ACTION_COLUMNS
+    cells = [["arm", *(f"AUC, {d} left" for d in distances), *columns.values(), "success"]]
+    for name, rows in found.items():
+        critic = [row for row in rows if row["update"] <= record["critic_updates"]][-LAST:]
+        keys = [*(f"auc_{d}" for d in distances), *columns]
+        shown = [mean(row[key] for row in critic) for key in keys]
+        success = f"{100 * rows[0]['success']:.0f} -> {100 * rows[-1]['success']:.0f} %"
+        if rows[-1]["update"] <= record["critic_updates"]:
+            success = "–"  # the policy did not train
+        cells.append([name, *(f"{number:.2f}" for number in shown), success])
+    return [*table(cells), HEALTHY_STATES if of_states else HEALTHY]
+
+
+def draw(found: dict[str, Rows], critic_updates: int) -> Figure:
+    """Return the picture: the ranking of actions by arm, and the success of the policy."""
+    from matplotlib.figure import Figure
+
+    from agentrl_cli.report.figures import COLOURS
+
+    figure = Figure(figsize=(2.3 * len(found) + 2.3, 2.5), layout="constrained")
+    *panels, last = figure.subplots(1, len(found) + 1, sharey=True)
+    for panel, (name, rows) in zip(panels, found.items(), strict=True):
+        learned = [row for row in rows if row["update"] <= critic_updates]
+        updates = [row["update"] for row in learned]
+        for colour, key in zip(COLOURS, keys_of(rows[0]), strict=False):
+            label = f"{key.removeprefix('auc_')} turns left"
+            panel.plot(updates, [row[key] for row in learned], color=colour, label=label)
+        panel.set(title=name, ylim=(-0.03, 1.03), xlabel="update")
+    panels[0].set_ylabel("AUC of actions within a state")
+    panels[0].legend()
+    for colour, (name, rows) in zip(COLOURS, found.items(), strict=False):
+        updates = [row["update"] for row in rows]
+        last.plot(updates, [row["success"] for row in rows], color=colour, label=name)
+    last.set(title="success of the policy", xlabel="update")
+    last.legend()
+    return figure
+
+
+def keys_of(row: dict[str, float]) -> list[str]:
+    """Return the keys of the AUC by turns left, in order."""
+    return sorted(key for key in row if key.startswith("auc_"))

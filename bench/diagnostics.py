@@ -1,0 +1,122 @@
+"""Diagnose every algorithm that has a critic, over several seeds: `python bench/diagnostics.py`.
+
+Writes docs/results/diagnostics.json. The measurements of each arm and seed are kept in the folder
+`runs/diagnostics`, so an interrupted run goes on where it stopped. One process, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.core.statistics import mean
+from agentrl_cli.diagnose import Arm, arms, run_arm
+from agentrl_cli.report.seeds import STUDENT
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "results" / "diagnostics.json"
+ALGOS = ("nlac", "self_ac", "ppo", "archer")
+CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
+LAST = 2  # measurements at the end of the critic's training that a figure averages
+Rows = list[dict[str, float]]
+Measured = dict[str, Rows]  # by arm
+
+
+def measured(algo: str, seed: int, folder: Path) -> Measured:
+    """Return the measurements of all arms with a seed; run those that are missing."""
+    overrides = ["recipe=courier", f"algo={algo}", f"seed={seed}"]
+    base = Arm(algo, overrides, CRITIC_UPDATES, POLICY_UPDATES, EVERY)
+    found = {}
+    for arm in arms(compose_checked(overrides), base):
+        file = folder / f"{algo}-{arm.name.replace(' ', '_')}-s{seed}.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rows = run_arm(replace(arm, name=f"{arm.name}, seed {seed}"))
+            file.write_text(json.dumps(rows))
+            print(f"{algo}, {arm.name}, seed {seed}: {rows[-1]}", flush=True)
+        found[arm.name] = json.loads(file.read_text())
+    return found
+
+
+def figures(seeds: list[int], folder: Path) -> dict[str, float]:
+    """Return every figure with its interval over seeds, by Student's t."""
+    runs = {algo: [measured(algo, seed, folder) for seed in seeds] for algo in ALGOS}
+
+    def critic(algo: str, arm: str, key: str) -> list[float]:
+        found = []
+        for run in runs[algo]:
+            rows = [row for row in run[arm] if row["update"] <= CRITIC_UPDATES]
+            found.append(mean(row[key] for row in rows[-LAST:]))
+        return found
+
+    def auc(algo: str, arm: str) -> list[float]:
+        rows = [critic(algo, arm, key) for key in distances(runs[algo][0][arm][0])]
+        return [mean(row) for row in zip(*rows, strict=True)]
+
+    def gap(arm: str, value: str) -> list[float]:
+        pairs = zip(critic("nlac", arm, "estimate"), critic("nlac", arm, value), strict=True)
+        return [abs(estimate - exact) for estimate, exact in pairs]
+
+    def success(arm: str) -> list[float]:
+        return [run[arm][-1]["success"] for run in runs["nlac"]]
+
+    table: dict[str, list[float]] = {
+        **{
+            f"nlac_backup_auc_d{key[4:]}": critic("nlac", "nlac", key)
+            for key in distances(runs["nlac"][0]["nlac"][0])
+        },
+        "nlac_monte_carlo_auc": auc("nlac", "monte carlo"),
+        "nlac_shuffled_outcomes_auc": auc("nlac", "shuffled outcomes"),
+        "nlac_shuffled_states_auc": auc("nlac", "shuffled next states"),
+        "nlac_frozen_auc": auc("nlac", "frozen critic"),
+        "nlac_backup_gap_q_pi": gap("nlac", "policy_value"),
+        "nlac_backup_gap_q_mu": gap("nlac", "behaviour_value"),
+        "nlac_monte_carlo_gap_q_mu": gap("monte carlo", "behaviour_value"),
+        "nlac_policy_success": success("nlac"),
+        "nlac_policy_success_frozen": success("frozen critic"),
+        "nlac_policy_success_shuffled": success("shuffled outcomes"),
+        "self_ac_v_r2": critic("self_ac", "self_ac", "r2"),
+        "ppo_v_r2": critic("ppo", "ppo", "r2"),
+        "turn_number_r2": critic("self_ac", "self_ac", "r2_turn"),
+        "self_ac_advantage_sign": critic("self_ac", "self_ac", "sign"),
+        "ppo_advantage_sign": critic("ppo", "ppo", "sign"),
+        "archer_q_auc": auc("archer", "archer"),
+    }
+    found: dict[str, float] = {}
+    for name, values in table.items():
+        found |= with_interval(name, values)
+    return found
+
+
+def distances(row: dict[str, float]) -> list[str]:
+    """Return the keys of the AUC by turns left, in order."""
+    return sorted(key for key in row if key.startswith("auc_"))
+
+
+def with_interval(name: str, values: list[float]) -> dict[str, float]:
+    """Return the mean of the values of all seeds and the ends of its 95 % interval."""
+    centre, half = mean(values), 0.0
+    if len(values) > 1:
+        half = STUDENT[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
+    ends = {name: centre, f"{name}_low": centre - half, f"{name}_high": centre + half}
+    return {key: round(value, 4) for key, value in ends.items()}
+
+
+def main() -> None:
+    """Run what is missing and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "diagnostics")
+    given = parser.parse_args()
+    RESULT.write_text(json.dumps(figures(given.seeds, given.folder), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Exact values and the scores of critics, against hand computation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.diagnose import (
+    Arm,
+    Tree,
+    auc_by_distance,
+    mean_by_turn,
+    open_means,
+    r_squared,
+    run_arm,
+    sign_accuracy,
+)
+from agentrl_cli.training.build import Parts, build_parts
+
+UNIFORM = [1 / 3] * 3
+SMALL = ["recipe=courier", "rollout.episodes_per_step=16"]
+
+
+def parts_of(*overrides: str) -> Parts:
+    return build_parts(compose_checked([*SMALL, "algo=self_ac", *overrides]), None)
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree(parts_of())
+
+
+def test_uniform_policy_has_the_values_of_hand(tree: Tree):
+    exact = tree.values([UNIFORM] * len(tree.nodes))
+    assert len(tree.nodes) == 3 * (1 + 3 + 9 + 27)
+    assert exact.success == pytest.approx((2 / 3) ** 4)
+    for i, node in enumerate(tree.nodes):
+        left, alive = node.state.turns_left, node.state.safe
+        assert exact.v[i] == pytest.approx(alive * (2 / 3) ** left)
+        for a, action in enumerate(tree.env.actions):
+            is_open = action != f"{node.state.closed[0]}."
+            assert exact.q[i, a] == pytest.approx(alive * is_open * (2 / 3) ** (left - 1))
+    assert exact.reach.sum() == pytest.approx(4)  # one state per turn
+
+
+def test_stochastic_losses_and_weather_are_averaged():
+    tree = Tree(parts_of("env.loss=0.5", "env.weather=true", "env.turns=2"))
+    exact = tree.values([UNIFORM] * len(tree.nodes))
+    assert exact.success == pytest.approx((2 / 3 + 1 / 3 * 0.5) ** 2)
+    assert len(tree.nodes) == 6 + 6 * 3 * 2
+
+
+def test_exact_values_agree_with_sampled_episodes(tree: Tree):
+    policy = tree.careful_policy(0.1)
+    drawn = tree.sample(policy, 2000, seed=1)
+    won = sum(episode.success for _, episode in drawn) / 2000
+    assert won == pytest.approx(tree.values(policy).success, abs=0.03) and won > 0.6
+
+
+def test_policy_values_agree_with_play(tree: Tree):
+    parts = tree.parts
+    episodes = [e for step in range(12) for e in parts.collector.collect(step, 1)]
+    won = sum(episode.success for episode in episodes) / len(episodes)
+    assert tree.policy_values().success == pytest.approx(won, abs=0.12)
+
+
+def test_scores_of_perfect_and_reversed_critics(tree: Tree):
+    exact = tree.values([UNIFORM] * len(tree.nodes))
+    perfect = {i: exact.q[i : i + 1] for i in range(len(tree.nodes))}
+    assert auc_by_distance(tree, exact, perfect) == {1: 1, 2: 1, 3: 1, 4: 1}
+    wrong = {i: -row for i, row in perfect.items()}
+    assert auc_by_distance(tree, exact, wrong) == {1: 0, 2: 0, 3: 0, 4: 0}
+    blind = {i: 0 * row for i, row in perfect.items()}
+    assert auc_by_distance(tree, exact, blind) == {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
+    assert open_means(tree, [exact.q]) == pytest.approx([(1 + 2 / 3 + 4 / 9 + 8 / 27) / 4])
+    assert r_squared(exact.v, exact.v, exact.reach) == 1
+    by_turn = r_squared(exact.v, mean_by_turn(tree, exact), exact.reach)
+    assert by_turn == pytest.approx(0, abs=1e-9)  # on policy the mean of V never changes
+
+
+def test_sign_accuracy_at_the_deciding_turn(tree: Tree):
+    exact = tree.values([UNIFORM] * len(tree.nodes))
+    routes = [route for route, _ in tree.sample([UNIFORM] * len(tree.nodes), 300, seed=2)]
+    truths = [[exact.q[i, a] - exact.v[i] for i, a in route] for route in routes]
+    assert sign_accuracy(exact, routes, truths) == 1
+    assert sign_accuracy(exact, routes, [[-x for x in row] for row in truths]) == 0
+    # the sign of the outcome decides without chance: a letter arrives if no turn was wrong
+    lost = sum(min(row) < -1e-9 for row in truths)
+    assert sign_accuracy(exact, routes, [[1.0] * 4] * 300) == pytest.approx(1 - lost / 300)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        (["env=twentyq"], "not-enumerable"),
+        (["model.weights=null"], "not-enumerable"),
+        (["algo=grpo"], "no-critic"),
+        (["env.turns=6", "env.weather=true"], "too-large"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_refused(overrides: list[str], code: str):
+    arm = Arm("any", [*SMALL, "algo=self_ac", *overrides], 1, 0, 1)
+    with pytest.raises(UserError) as refused:
+        run_arm(arm)
+    assert refused.value.code == code
+
+
+@pytest.mark.slow
+def test_nlac_critic_learns_from_chance_and_its_control_does_not():
+    sizes = ["algo=nlac", "algo.diagnostics.num_forecasts=8"]
+    learned = run_arm(Arm("backup", [*SMALL, *sizes], 12, 0, 12))[-1]
+    control = run_arm(Arm("shuffled", [*SMALL, *sizes, "ablation=shuffled_outcomes"], 12, 0, 12))[
+        -1
+    ]
+    assert min(learned[f"auc_{d}"] for d in (1, 2)) > 0.9
+    assert np.mean([control[f"auc_{d}"] for d in (1, 2, 3, 4)]) < 0.75
