@@ -23,6 +23,7 @@ from agentrl_cli.report.seeds import STUDENT
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "diagnostics.json"
 ALGOS = ("nlac", "self_ac", "ppo", "archer")
+WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 LAST = 2  # measurements at the end of the critic's training that a figure averages
 Rows = list[dict[str, float]]
@@ -30,11 +31,12 @@ Measured = dict[str, Rows]  # by arm
 
 
 def measured(algo: str, seed: int, folder: Path) -> Measured:
-    """Return the measurements of all arms with a seed; run those that are missing."""
+    """Return the measurements of the arms with a seed; run those that are missing."""
     overrides = ["recipe=courier", f"algo={algo}", f"seed={seed}"]
     base = Arm(algo, overrides, CRITIC_UPDATES, POLICY_UPDATES, EVERY)
     found = {}
-    for arm in arms(compose_checked(overrides), base):
+    todo = arms(compose_checked(overrides), base) if algo in WITH_CONTROLS else [base]
+    for arm in todo:
         file = folder / f"{algo}-{arm.name.replace(' ', '_')}-s{seed}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

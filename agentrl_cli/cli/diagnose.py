@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -29,9 +30,9 @@ Healthy: the first arm ranks actions (AUC) at 0.95 or better with 1 or 2 turns l
 better before. Its estimate is within 0.05 of the policy's Q; Monte Carlo lands on the behaviour's.
 The controls stay between 0.43 and 0.57. Success exceeds 67 %, which always the same road wins."""
 HEALTHY_STATES = """\
-Healthy: R2 of V is 0.5 or better, and above that of a prediction by the turn number alone. The
-advantage has the right sign at the deciding turn in 85 % of episodes. With shuffled rewards it does
-not."""
+Healthy: R2 of V is 0.5 or better, above that of a prediction by the turn number alone, and near 0
+or below with shuffled rewards. The advantage has the right sign at the deciding turn in 85 % of
+episodes; without chance (env.loss=1) the outcome alone gives that."""
 
 
 def diagnose(
@@ -88,11 +89,12 @@ def lines(record: dict[str, Any]) -> list[str]:
     for name, rows in found.items():
         critic = [row for row in rows if row["update"] <= record["critic_updates"]][-LAST:]
         keys = [*(f"auc_{d}" for d in distances), *columns]
-        shown = [mean(row[key] for row in critic) for key in keys]
+        found_of = [[row[key] for row in critic if key in row] for key in keys]
+        shown = [f"{mean(values):.2f}" if values else "–" for values in found_of]
         success = f"{100 * rows[0]['success']:.0f} -> {100 * rows[-1]['success']:.0f} %"
         if rows[-1]["update"] <= record["critic_updates"]:
             success = "–"  # the policy did not train
-        cells.append([name, *(f"{number:.2f}" for number in shown), success])
+        cells.append([name, *shown, success])
     return [*table(cells), HEALTHY_STATES if of_states else HEALTHY]
 
 
@@ -109,7 +111,9 @@ def draw(found: dict[str, Rows], critic_updates: int) -> Figure:
         updates = [row["update"] for row in learned]
         for colour, key in zip(COLOURS, keys_of(rows[0]), strict=False):
             label = f"{key.removeprefix('auc_')} turns left"
-            panel.plot(updates, [row[key] for row in learned], color=colour, label=label)
+            # without clearly different actions there is nothing to rank
+            heights = [row.get(key, math.nan) for row in learned]
+            panel.plot(updates, heights, color=colour, label=label)
         panel.set(title=name, ylim=(-0.03, 1.03), xlabel="update")
     panels[0].set_ylabel("AUC of actions within a state")
     panels[0].legend()
