@@ -371,6 +371,15 @@ def test_keep_optimal_skips_the_refiner(models: ModelSet):
         assert phase.metrics["nlac/kept_when_optimal"] == keep
 
 
+def test_unchanged_refinements_are_not_trained(models: ModelSet):
+    for drop in (True, False):
+        generator = troupe(evaluate="Optimality: Yes. It wins.")
+        advanced = {"first_action": "stored", "keep_optimal": True, "drop_unchanged": drop}
+        algo = bound(nlac(advanced, turns_per_update=5), generator, models)
+        phase = updated(algo, filled(WON, LOST))["policy"]
+        assert len(phase.samples) == (0 if drop else 5)
+
+
 def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
     """The algorithm where a blank line ends a turn, and its speakers."""
     generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)

@@ -118,14 +118,14 @@ def test_value_is_share_of_successful_forecasts():
 def test_roles_use_separate_sampling_settings(models: ModelSet):
     generator = troupe()
     rare = {"role_tokens": 7, "role_temperature": 0.25, "critique_temperature": 0.0}
-    rare["refine_temperature"] = 0.25
+    rare["refine_temperature"] = 0.5
     bound(nlac(advanced=rare, num_forecasts=3), generator, models).improve(places(WON))
     used = {call.role: call.sampling for call in generator.calls}
     assert used == {
         "act": SAMPLING,
         "forecast": replace(SAMPLING, n=3, max_tokens=7, temperature=0.25),
         "evaluate": replace(SAMPLING, max_tokens=7, temperature=0.0),
-        "refine": replace(SAMPLING, temperature=0.25),  # as long as an action of the policy
+        "refine": replace(SAMPLING, temperature=0.5),  # as long as an action of the policy
     }
 
 

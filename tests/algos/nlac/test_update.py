@@ -15,6 +15,7 @@ from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import TurnKey
 from tests.builders.models import model_config
 from tests.builders.nlac import (
@@ -363,3 +364,11 @@ def test_model_without_packing_gets_single_samples(model_folder: Path):
     alone = [completion_sample(turn.state_ids, row.action_ids) for row in rows]
     reader = models.forward("policy")
     assert token_logprobs(reader, samples) == token_logprobs(reader, alone)
+
+
+def test_separate_critic_has_an_optimizer_of_its_own():
+    own = OptimizerSpec(lr=0.5)
+    specs = nlac(separate_critic=True, critic_optimizer=own).models()
+    assert specs["critic"].optimizer == own and specs["policy"].optimizer != own
+    specs = nlac(separate_critic=True).models()
+    assert specs["critic"].optimizer == specs["policy"].optimizer
