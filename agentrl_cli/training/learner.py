@@ -110,7 +110,6 @@ class Learner:
             for groups in split_steps(phase, seed):
                 self._optimizer_step(phase, groups, meter)
                 if phase.after_step:
-                    self.models.mark_changed(phase.model)
                     phase.after_step()
                 self.activity.done += sum(map(len, groups))
         self.models.mark_changed(phase.model)
