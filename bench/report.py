@@ -1,7 +1,7 @@
-"""Measures what a report and a look at one episode cost: writes docs/results/report.json.
+"""Measure the cost of a report and of showing one episode; write docs/results/report.json.
 
-40 runs of 500 steps with 400 games in their last evaluation, and an episode file of 200 MB, are
-made up in a temporary folder; each command runs in a process of its own.
+The data are synthetic: 40 runs of 500 steps with 400 games in their last evaluation, and an episode
+file of 200 MB. Each command runs in a new process.
 """
 
 from __future__ import annotations

@@ -115,4 +115,4 @@ def test_nlac_critic_learns_from_chance_and_its_control_does_not():
         -1
     ]
     assert min(learned[f"auc_{d}"] for d in (1, 2)) > 0.9
-    assert np.mean([control[f"auc_{d}"] for d in (1, 2, 3, 4)]) < 0.75
+    assert np.mean([control[f"auc_{d}"] for d in (1, 2, 3, 4)]) < 0.65

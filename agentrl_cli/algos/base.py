@@ -141,14 +141,12 @@ class Algorithm(ABC):
     def state_values(self, states: list[list[int]]) -> list[float]:
         """Return V of states whose tokens end inside or after an action. Raises UserError if the
         algorithm has no such critic."""
-        line = "this algorithm has no critic for partial answers; search with a run of algo=self_ac"
-        raise UserError(line, code="no-critic")
+        raise UserError("this algorithm has no critic for partial answers", code="no-critic")
 
     def action_values(self, turns: list[TurnRef]) -> list[float]:
         """Return the critic's estimate of Q(s, a) for the state and the action of each turn. Raises
         UserError if the algorithm has no such critic."""
-        line = "this algorithm has no critic of actions"
-        raise UserError(f"{line}; choose one that has, as nlac or archer", code="no-critic")
+        raise UserError("this algorithm has no critic of actions", code="no-critic")
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""

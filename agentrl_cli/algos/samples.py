@@ -55,6 +55,11 @@ class TurnRef:
         return TurnRef(self.episode, self.turn + 1)
 
 
+def last_turn(episode: Episode) -> TurnRef:
+    """Return the last turn of an episode."""
+    return TurnRef(episode, len(episode.turns) - 1)
+
+
 def all_turns(episodes: list[Episode]) -> list[TurnRef]:
     """Return every turn of the episodes, in order."""
     return [TurnRef(episode, turn) for episode in episodes for turn in range(len(episode.turns))]

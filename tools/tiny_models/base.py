@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.roles import fill
-from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.algos.samples import TurnRef, last_turn
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 
@@ -125,7 +125,8 @@ class Corpus(ABC):
             response = TurnRef(episode, i).response
             prompt = fill(self.prompts.backup, response=response, forecast=later)
             branches.append(Branch(i, prompt, text))
-        branches.append(self.terminal_backup(len(turns) - 1, episode_end(episode), forecasts[-1]))
+        last = last_turn(episode)
+        branches.append(self.terminal_backup(last.turn, last.response, forecasts[-1]))
         return Text("own_play", turns, branches)
 
     def terminal_backup(self, at: int, response: str, forecast: str) -> Branch:
@@ -152,11 +153,6 @@ class Corpus(ABC):
         draw."""
         prompt = fill(self.prompts.refine, critique=example.critique)
         return Branch(example.turn, prompt, example.refinement, example.action)
-
-
-def episode_end(episode: Episode) -> str:
-    """Return the environment's response to the last action."""
-    return TurnRef(episode, len(episode.turns) - 1).response
 
 
 def rollout_line(action: str, end: str) -> str:

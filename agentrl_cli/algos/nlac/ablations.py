@@ -14,7 +14,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.diagnostics import drift, start_at
 from agentrl_cli.algos.nlac.improve import TrainingTarget
 from agentrl_cli.algos.nlac.roles import Ids
-from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.algos.samples import TurnRef, last_turn
 from agentrl_cli.algos.settings import NLACSelfDistillationConfig, NLRLConfig
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
@@ -132,8 +132,3 @@ def sample_rollouts(
         [e for e in of_turn if e.stop == "done" and len(e.turns) > turn.turn]
         for turn, of_turn in zip(turns, zip(*rounds, strict=True), strict=True)
     ]
-
-
-def last_turn(episode: Episode) -> TurnRef:
-    """Return the last turn of an episode."""
-    return TurnRef(episode, len(episode.turns) - 1)

@@ -57,8 +57,21 @@ from agentrl_cli.algos.nlac.improve import (
     TrainingTarget,
 )
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
-from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, backup_targets, fill, outcome_word
-from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
+from agentrl_cli.algos.nlac.roles import (
+    Ids,
+    Roles,
+    backup_targets,
+    fill,
+    outcome_word,
+    success_share,
+)
+from agentrl_cli.algos.samples import (
+    TurnRef,
+    all_turns,
+    branches_sample,
+    completion_sample,
+    last_turn,
+)
 from agentrl_cli.algos.settings import NLACConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo
@@ -181,7 +194,7 @@ class NLAC(NLACConfig, Algorithm):
             ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
             if self.advanced.terminal_targets == "backup":
                 return outcome_word(ended)
-            return self.outcome_text(TurnRef(ended, len(ended.turns) - 1).response, ended)
+            return self.outcome_text(last_turn(ended).response, ended)
 
         return backup_targets(self.roles, turns, true_end, self.ablation)
 
@@ -364,10 +377,7 @@ class NLAC(NLACConfig, Algorithm):
         self.roles.begin_stream("values", self.context.step)
         actions = [turn.action_ids for turn in turns]
         rows = self.roles.forecast(turns, actions, self.diagnostics.num_forecasts)
-        return [
-            Candidate(turn, ids, forecasts=row, parser=self.roles.parser).value
-            for turn, ids, row in zip(turns, actions, rows, strict=True)
-        ]
+        return [success_share(row, self.roles.parser) for row in rows]
 
     def state(self) -> dict[str, Any]:
         """Return the measurements of the improvement check."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.improve import ActionSelector, Candidates, TrainingTarget
-from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles
+from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, success_share
 from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
 from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.core.errors import UserError
@@ -127,9 +127,8 @@ class Monitor:
         count, actions = self.selector.num_forecasts, [turn.action_ids for turn in turns]
         texts = self.roles.forecast(turns, actions, count, model)
         errors = [
-            Candidate(turn, ids, forecasts=row, parser=self.roles.parser).value
-            - float(turn.episode.success)
-            for turn, ids, row in zip(turns, actions, texts, strict=True)
+            success_share(row, self.roles.parser) - float(turn.episode.success)
+            for turn, row in zip(turns, texts, strict=True)
             if row and turn.episode.stop == "done"
         ]
         score = {"nlac/brier": mean([e**2 for e in errors]), "nlac/value_bias": mean(errors)}

@@ -56,9 +56,14 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """V(a), the share of forecasts that predict success; 0.5 without forecasts."""
-        outcomes = [self.parser.outcome(text) is True for text in self.forecasts]
-        return fmean(outcomes) if outcomes else 0.5
+        """V(a), by the forecasts."""
+        return success_share(self.forecasts, self.parser)
+
+
+def success_share(forecasts: list[str], parser: Parser) -> float:
+    """Return the share of forecasts that predict success; 0.5 without forecasts."""
+    outcomes = [parser.outcome(text) is True for text in forecasts]
+    return fmean(outcomes) if outcomes else 0.5
 
 
 @dataclass

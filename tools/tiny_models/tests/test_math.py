@@ -48,7 +48,7 @@ def posed(text: Text) -> Problem:
 
 
 def test_no_text_is_in_the_experts_form(corpus: MathCorpus):
-    """The expert says first what to find and takes an operation apart."""
+    """The expert first states the aim and then splits operations."""
     for text in texts_of(corpus, "play", 40, "refine", "rollouts"):
         apart = set(expert_steps(posed(text))) - set(right_steps(posed(text)))
         answers = [branch.answer for branch in text.branches if branch.prompt.endswith("again.")]

@@ -1,5 +1,5 @@
-"""What every corpus is: texts that a seed determines, roles at their rates, critiques that name
-what is wrong, refinements that keep what was approved."""
+"""Properties of every corpus: a seed determines its texts, roles write at their rates, critiques
+name the mistake, and refinements keep approved actions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_refinement_replaces_criticised_actions(world: str):
         row for row in rows if action_of(world, row[1].answer) == action_of(world, row[1].action)
     ]
     assert len(named) > 5
-    # nearly: where the player knows nothing else, it says the same again
+    # a player without another idea repeats the action
     assert len(same) <= 0.2 * len(rows)
 
 
