@@ -27,6 +27,7 @@ from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.envs.courier import Courier, CourierState
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.train import update
 from agentrl_cli.training.build import build_parts
@@ -34,9 +35,9 @@ from agentrl_cli.training.build import build_parts
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from agentrl_cli.envs.courier import Courier, CourierState
     from agentrl_cli.training.build import Parts
 
+Row = dict[str, float]  # one measurement
 Numbers = Sequence[float]
 Route = list[tuple[int, int]]  # nodes and the actions taken there
 Probabilities = Sequence[Sequence[float]]  # [nodes, actions]
@@ -44,7 +45,9 @@ MAX_NODES = 20_000
 MIN_COVERAGE = 0.5  # of the first policy by the listed actions
 CLEAR_GAP = 0.1  # between the exact values of two actions that a critic must rank
 SAMPLED_EPISODES = 256  # of the policy, for the signs of advantages
+AVERAGED = 2  # measurements at the end of the critic's training
 SCORED_STATES = 24  # by number of turns left
+CARELESS = 0.1  # probability with which the scripted courier takes a closed road
 DECIDING = 0.05  # least |advantage| of a deciding turn
 
 
@@ -81,18 +84,18 @@ class Values:
 
 
 class Tree:
-    """All states of the tasks of a split."""
+    """All states of the train tasks."""
 
-    def __init__(self, parts: Parts, split: str = "train") -> None:
+    def __init__(self, parts: Parts) -> None:
         """Raises UserError if the environment does not state its model or is too large."""
         env = parts.make_env()
-        if not all(hasattr(env, name) for name in ("starts", "transitions", "actions")):
-            line = "this environment has no exact values, because it does not list its transitions"
-            raise UserError(f"{line}; use env=courier", code="not-enumerable")
-        self.env: Courier = env  # pyright: ignore
+        if not isinstance(env, Courier):
+            line = "the exact values of this environment are not known; use env=courier"
+            raise UserError(line, code="not-enumerable")
+        self.env = env
         self.parts, self.nodes = parts, list[Node]()
         self.start: dict[int, float] = {}  # node -> probability of starting there
-        tasks = env.tasks(split)
+        tasks = env.tasks("train")
         for task in tasks:
             for probability, state in self.env.starts(task):
                 self.start[self._add(Node(task, state, (), None))] = probability / len(tasks)
@@ -103,7 +106,9 @@ class Tree:
     def _add(self, node: Node) -> int:
         if len(self.nodes) >= MAX_NODES:
             line = f"the environment has more than {MAX_NODES:,} states"
-            raise UserError(f"{line}; lower env.turns or set env.weather=false", code="too-large")
+            raise UserError(
+                f"{line}; lower env.max_turns or set env.weather=false", code="too-large"
+            )
         self.nodes.append(node)
         return len(self.nodes) - 1
 
@@ -123,7 +128,7 @@ class Tree:
             turn.info = {"success": last.safe > 0.5}
             node.children.append([])
             node.rewards.append(last.safe)
-        turns = [replace(past, info=dict(past.info)) for past in path]
+        turns = copies(path)
         self.parts.chat.encode_turns(turns)
         name = f"{node.task.id}-{len(self.nodes)}-{action}"
         final = [Message("user", last.text)]
@@ -171,7 +176,7 @@ class Tree:
         `careless`, and each open road equally often."""
         rows = []
         for node in self.nodes:
-            closed = f"{node.state.closed[node.state.turn]}."
+            closed = node.state.closed_action
             open_roads = len(self.env.actions) - 1
             rows.append(
                 [
@@ -193,7 +198,7 @@ class Tree:
                 (i,) = rng.choices([c for _, c in children], [p for p, _ in children])
             success = rng.random() < self.nodes[i].rewards[a]
             episode = self.nodes[i].turns[a].episode
-            turns = [replace(turn, info=dict(turn.info)) for turn in episode.turns]
+            turns = copies(episode.turns)
             turns[-1].reward, turns[-1].info = float(success), {"success": success}
             name = f"drawn-{number}"
             drawn = replace(episode, id=name, group=name, turns=turns)
@@ -215,6 +220,11 @@ class Tree:
             for a, children in enumerate(node.children)
             if not children
         ]
+
+
+def copies(turns: Sequence[Turn]) -> list[Turn]:
+    """Return copies of the turns, which algorithms may annotate."""
+    return [replace(turn, info=dict(turn.info)) for turn in turns]
 
 
 # --- scores ---
@@ -243,7 +253,7 @@ def open_means(tree: Tree, tables: Sequence[Mapping[int, np.ndarray] | np.ndarra
         by_distance: dict[int, list[float]] = {}
         for i, node in enumerate(tree.nodes):
             if node.state.safe > 0:
-                closed = f"{node.state.closed[node.state.turn]}."
+                closed = node.state.closed_action
                 is_open = [action != closed for action in tree.env.actions]
                 row = by_distance.setdefault(node.state.turns_left, [])
                 row.append(float(np.mean(table[i][..., is_open])))
@@ -288,15 +298,13 @@ def sign_accuracy(exact: Values, routes: Sequence[Route], advantages: Sequence[N
 @dataclass(frozen=True)
 class Arm:
     """One training run of a diagnosis: `critic_updates` of the critic alone, then `policy_updates`.
-    An algorithm that replays episodes learns the critic from those of a scripted courier, who takes
-    a closed road with probability `careless`."""
+    An algorithm that replays episodes learns the critic from those of a scripted courier."""
 
     name: str
     overrides: list[str]
     critic_updates: int
     policy_updates: int
     every: int
-    careless: float = 0.1
     shuffles_rewards: bool = False
     config_dir: Path | None = None
 
@@ -321,49 +329,59 @@ def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
     ]
 
 
-def run_arm(arm: Arm) -> list[dict[str, float]]:
+def run_arm(arm: Arm) -> list[Row]:
     """Train an arm and return its measurements: before the first update and every few updates."""
     steps = arm.critic_updates + arm.policy_updates
     cfg = compose_checked([*arm.overrides, f"steps={steps}"], arm.config_dir)
-    if "alpha" not in cfg.algo and "critic_warmup" in cfg.algo:
+    if "critic_warmup" in cfg.algo:
         cfg.algo.critic_warmup = arm.critic_updates
     parts = build_parts(cfg, None)
-    if "alpha" in cfg.algo:  # weight of the critic in the loss
-        parts.algo.alpha = 1.0  # pyright: ignore
     tree = Tree(parts)
     tree.require_listed_actions()
     behaviour = tree.policy_values()
     if parts.algo.replay_capacity:
-        behaviour = tree.values(tree.careful_policy(arm.careless))
+        behaviour = tree.values(tree.careful_policy(CARELESS))
         count = parts.algo.replay_capacity
         drawn = tree.sample(behaviour.policy.tolist(), count, cfg.seed)
-        parts.buffer.add([episode for _, episode in drawn])
+        episodes = [episode for _, episode in drawn]
+        parts.buffer.add(shuffle_rewards(episodes, 0) if arm.shuffles_rewards else episodes)
         parts.data = replace(parts.data, offline=parts.algo.learns_offline)
     if arm.shuffles_rewards:
-        parts.collector.collect = partial(shuffled_rewards, parts.collector.collect)
+        parts.collector.collect = partial(collect_and_shuffle, parts.collector.collect)
     rows = [measure(parts, tree, behaviour)]
     while parts.step < steps:
         if parts.step == arm.critic_updates:
             parts.data = replace(parts.data, offline=False)
-            if "alpha" in cfg.algo:
-                parts.algo.alpha = cfg.algo.alpha  # pyright: ignore
         update(parts)
         if parts.step % arm.every == 0 or parts.step in (steps, arm.critic_updates):
             rows.append(measure(parts, tree, behaviour))
     return rows
 
 
-def shuffled_rewards(
+def collect_and_shuffle(
     collect: Callable[[int, int], list[Episode]], step: int, group_size: int
 ) -> list[Episode]:
-    """Collect episodes and shuffle their final rewards: a critic then has nothing to learn."""
-    episodes = collect(step, group_size)
+    return shuffle_rewards(collect(step, group_size), step)
+
+
+def shuffle_rewards(episodes: list[Episode], seed: int) -> list[Episode]:
+    """Shuffle the final rewards of episodes in place: a critic then has nothing to learn."""
     ends = [(episode.turns[-1].reward, episode.success) for episode in episodes]
-    random.Random(step).shuffle(ends)
+    random.Random(seed).shuffle(ends)
     for episode, (reward, success) in zip(episodes, ends, strict=True):
         last = episode.turns[-1]
         last.reward, last.info = reward, {**last.info, "success": success}
     return episodes
+
+
+def auc_keys(row: Row) -> list[str]:
+    """Return the keys of the AUC by turns left, in order."""
+    return sorted(key for key in row if key.startswith("auc_"))
+
+
+def last_of_critic(rows: list[Row], critic_updates: int) -> list[Row]:
+    """Return the last measurements before the policy trains, over which figures are averaged."""
+    return [row for row in rows if row["update"] <= critic_updates][-AVERAGED:]
 
 
 def measure(parts: Parts, tree: Tree, behaviour: Values) -> dict[str, float]:

@@ -10,14 +10,13 @@ import argparse
 import json
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.statistics import mean
-from agentrl_cli.diagnose import Arm, arms, run_arm
+from agentrl_cli.diagnose import Arm, Row, arms, auc_keys, last_of_critic, run_arm
 from agentrl_cli.report.seeds import STUDENT
 
 ROOT = Path(__file__).parents[1]
@@ -25,9 +24,7 @@ RESULT = ROOT / "docs" / "results" / "diagnostics.json"
 ALGOS = ("nlac", "self_ac", "ppo", "archer")
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
-LAST = 2  # measurements at the end of the critic's training that a figure averages
-Rows = list[dict[str, float]]
-Measured = dict[str, Rows]  # by arm
+Measured = dict[str, list[Row]]  # by arm
 
 
 def measured(algo: str, seed: int, folder: Path) -> Measured:
@@ -40,7 +37,7 @@ def measured(algo: str, seed: int, folder: Path) -> Measured:
         file = folder / f"{algo}-{arm.name.replace(' ', '_')}-s{seed}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            rows = run_arm(replace(arm, name=f"{arm.name}, seed {seed}"))
+            rows = run_arm(arm)
             file.write_text(json.dumps(rows))
             print(f"{algo}, {arm.name}, seed {seed}: {rows[-1]}", flush=True)
         found[arm.name] = json.loads(file.read_text())
@@ -54,12 +51,11 @@ def figures(seeds: list[int], folder: Path) -> dict[str, float]:
     def critic(algo: str, arm: str, key: str) -> list[float]:
         found = []
         for run in runs[algo]:
-            rows = [row for row in run[arm] if row["update"] <= CRITIC_UPDATES]
-            found.append(mean(row[key] for row in rows[-LAST:]))
+            found.append(mean(row[key] for row in last_of_critic(run[arm], CRITIC_UPDATES)))
         return found
 
     def auc(algo: str, arm: str) -> list[float]:
-        rows = [critic(algo, arm, key) for key in distances(runs[algo][0][arm][0])]
+        rows = [critic(algo, arm, key) for key in auc_keys(runs[algo][0][arm][0])]
         return [mean(row) for row in zip(*rows, strict=True)]
 
     def gap(arm: str, value: str) -> list[float]:
@@ -72,7 +68,7 @@ def figures(seeds: list[int], folder: Path) -> dict[str, float]:
     table: dict[str, list[float]] = {
         **{
             f"nlac_backup_auc_d{key[4:]}": critic("nlac", "nlac", key)
-            for key in distances(runs["nlac"][0]["nlac"][0])
+            for key in auc_keys(runs["nlac"][0]["nlac"][0])
         },
         "nlac_monte_carlo_auc": auc("nlac", "monte carlo"),
         "nlac_shuffled_outcomes_auc": auc("nlac", "shuffled outcomes"),
@@ -95,11 +91,6 @@ def figures(seeds: list[int], folder: Path) -> dict[str, float]:
     for name, values in table.items():
         found |= with_interval(name, values)
     return found
-
-
-def distances(row: dict[str, float]) -> list[str]:
-    """Return the keys of the AUC by turns left, in order."""
-    return sorted(key for key in row if key.startswith("auc_"))
 
 
 def with_interval(name: str, values: list[float]) -> dict[str, float]:

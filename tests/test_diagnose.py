@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.config.compose import check, compose_checked, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.diagnose import (
     Arm,
@@ -46,7 +49,7 @@ def test_uniform_policy_has_the_values_of_hand(tree: Tree):
 
 
 def test_stochastic_losses_and_weather_are_averaged():
-    tree = Tree(parts_of("env.loss=0.5", "env.weather=true", "env.turns=2"))
+    tree = Tree(parts_of("env.loss=0.5", "env.weather=true", "env.max_turns=2"))
     exact = tree.values([UNIFORM] * len(tree.nodes))
     assert exact.success == pytest.approx((2 / 3 + 1 / 3 * 0.5) ** 2)
     assert len(tree.nodes) == 6 + 6 * 3 * 2
@@ -97,7 +100,7 @@ def test_sign_accuracy_at_the_deciding_turn(tree: Tree):
         (["env=twentyq"], "not-enumerable"),
         (["model.weights=null"], "not-enumerable"),
         (["algo=grpo"], "no-critic"),
-        (["env.turns=6", "env.weather=true"], "too-large"),
+        (["env.max_turns=6", "env.weather=true"], "too-large"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused(overrides: list[str], code: str):
@@ -116,3 +119,9 @@ def test_nlac_critic_learns_from_chance_and_its_control_does_not():
     ]
     assert min(learned[f"auc_{d}"] for d in (1, 2)) > 0.9
     assert np.mean([control[f"auc_{d}"] for d in (1, 2, 3, 4)]) < 0.65
+
+
+def test_stored_configuration_of_a_courier_run_loads(tmp_path: Path):
+    cfg = compose_checked([*SMALL, "algo=nlac"])
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    assert check(load(tmp_path / "config.yaml", [])) == cfg

@@ -1,7 +1,7 @@
 """Losses over a batch of tokens, and advantages and returns over turns, each with its source.
 
 A loss returns its sum over trained tokens (or turns, or pairs) and sums of metrics; the learner
-divides both. A batch's mask and streams and the model's outputs are [batch, tokens].
+divides both. A batch's mask and fields and the model's outputs are [batch, tokens].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def nll(outputs: Outputs, batch: Batch) -> Loss:
 def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> Loss:
     """Return the loss of direct preference optimization (Rafailov et al. 2023, eq. 7), per pair.
 
-    Rows alternate chosen, rejected (`keep_together=2`); each counts half a unit. Stream:
+    Rows alternate chosen, rejected (`keep_together=2`); each counts half a unit. Field:
     `reference_logprob`. `nll_coef` weighs the chosen row's negative log-likelihood per token
     (Pang et al. 2024, arXiv 2404.19733, eq. 1), which keeps both rows from becoming unlikely.
     """
@@ -103,7 +103,7 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
     """Return KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; Shao
     et al. 2024, GRPO, eq. 4), which is unbiased for tokens that the policy sampled.
 
-    Stream: `reference_logprob`.
+    Field: `reference_logprob`.
     """
     log_ratio = (batch.per_token["reference_logprob"] - outputs.logprobs) * batch.mask
     loss = (log_ratio.exp() - 1 - log_ratio).sum()
@@ -144,7 +144,7 @@ def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
 
 
 def bce(outputs: Outputs, batch: Batch) -> Loss:
-    """Return the binary cross-entropy of the values as logits against field `label`, times stream
+    """Return the binary cross-entropy of the values as logits against field `label`, times field
     `value_at` (Goodfellow et al. 2014, eq. 1, for a discriminator)."""
     assert outputs.values is not None, "bce needs ModelSpec.head"
     weight, label = batch.per_token["value_at"], batch.per_token["label"]

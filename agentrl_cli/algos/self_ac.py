@@ -88,7 +88,7 @@ class SelfAC(SelfACConfig, Algorithm):
 
     @property
     def pretrains_values(self) -> bool:
-        """Whether this update trains only the value head, so that the first advantages do not come
+        """Whether this update trains only the critic, so that the first advantages do not come
         from an untrained critic (VC-PPO, arXiv 2503.01491)."""
         return self.context.step < self.critic_warmup
 
@@ -107,7 +107,7 @@ class SelfAC(SelfACConfig, Algorithm):
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
             minibatch_tokens=self.minibatch_tokens, units=trained_turns,
-            head_only=self.pretrains_values,
+            head_only=self.pretrains_values and self.advanced.warmup_trains == "head",
             metrics={"self_ac/thoughts": len(turns) / max(1, whole_turns)}
             | skipped_metrics("self_ac", episodes, self._skip_reason, more=("long",)),
         )  # fmt: skip

@@ -271,13 +271,13 @@ class NLACAdvancedConfig(Settings):
     ]  # fmt: skip
     role_tokens: Annotated[int, Field(ge=1, description="Maximum tokens of a text.")]
     role_temperature: Annotated[
-        float, Field(ge=0, description="Temperature of all roles but critiques.")
+        float, Field(ge=0, description="Temperature of forecasts, backups and summaries.")
     ]
     critique_temperature: Annotated[float, Field(ge=0, description="Temperature of critiques.")]
     refine_temperature: Annotated[float, Field(ge=0, description="Temperature of refinements.")]
     minibatch_tokens: TokensPerStep
     critic_steps: Annotated[
-        int, Field(ge=1, description="Optimizer steps of the successor model per update.")
+        int, Field(ge=1, description="Least number of the critic's optimizer steps per update.")
     ]
 
 
@@ -412,6 +412,10 @@ class SelfACAdvanced:
         Field(description="Values in targets and advantages: of each forward pass, or those from "
               "before the update."),
     ]  # fmt: skip
+    warmup_trains: Annotated[
+        Literal["head", "model"],
+        Field(description="Weights that `critic_warmup` trains: the value head, or all."),
+    ] = "head"
     critic_grad: Annotated[
         Literal["full", "detach_prefix"],
         Field(description="detach_prefix: the critic does not train the actor's features."),

@@ -13,26 +13,24 @@ from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.terminal import echo_err
-from agentrl_cli.diagnose import Arm, arms, run_arm
+from agentrl_cli.diagnose import Arm, Row, arms, auc_keys, last_of_critic, run_arm
 from agentrl_cli.report.figures import svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows = list[dict[str, float]]
 STATE_COLUMNS = {"r2": "R2 of V", "r2_turn": "R2 by turn", "sign": "right sign"}
 ACTION_COLUMNS = {
     "estimate": "estimate", "policy_value": "policy's Q", "behaviour_value": "behaviour's Q",
 }  # fmt: skip
-LAST = 2  # measurements at the end of the critic's training that the table averages
 HEALTHY = """\
 Healthy: the first arm ranks actions (AUC) at 0.95 or better with 1 or 2 turns left, and at 0.90 or
-better before. Its estimate is within 0.05 of the policy's Q; Monte Carlo lands on the behaviour's.
-The controls stay between 0.43 and 0.57. Success exceeds 67 %, which always the same road wins."""
+better before. Its estimate is within 0.05 of the policy's Q. The controls, except Monte Carlo, stay
+between 0.43 and 0.57. Success is above 67 %, which a policy reaches that always takes one road."""
 HEALTHY_STATES = """\
 Healthy: R2 of V is 0.5 or better, above that of a prediction by the turn number alone, and near 0
 or below with shuffled rewards. The advantage has the right sign at the deciding turn in 85 % of
-episodes; without chance (env.loss=1) the outcome alone gives that."""
+episodes; with env.loss=1, the default, the outcome alone gives this sign."""
 
 
 def diagnose(
@@ -59,17 +57,17 @@ def diagnose(
     return {"critic_updates": critic_updates, "arms": found}
 
 
-def run_all(todo: list[Arm]) -> dict[str, Rows]:
+def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
     """Run the arms in as many processes as there are cores, each with one thread."""
-    workers = min(len(todo), os.cpu_count() or 1)
-    done: dict[str, Rows] = {}
+    workers = min(len(todo), len(os.sched_getaffinity(0)))
+    done: dict[str, list[Row]] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         running = {pool.submit(run_arm, arm): arm.name for arm in todo}
         for future in as_completed(running):
             try:
                 done[running[future]] = future.result()
-            except UserError:
+            except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
             echo_err(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
@@ -80,16 +78,15 @@ def lines(record: dict[str, Any]) -> list[str]:
     """Return the table, and what a healthy figure is."""
     from agentrl_cli.report.summary import table
 
-    found: dict[str, Rows] = record["arms"]
+    found: dict[str, list[Row]] = record["arms"]
     first = next(iter(found.values()))[0]
-    distances = sorted(int(key[4:]) for key in first if key.startswith("auc_"))
+    aucs = auc_keys(first)
     of_states = "r2" in first
     columns = STATE_COLUMNS if of_states else ACTION_COLUMNS
-    cells = [["arm", *(f"AUC, {d} left" for d in distances), *columns.values(), "success"]]
+    cells = [["arm", *(f"AUC, {key[4:]} left" for key in aucs), *columns.values(), "success"]]
     for name, rows in found.items():
-        critic = [row for row in rows if row["update"] <= record["critic_updates"]][-LAST:]
-        keys = [*(f"auc_{d}" for d in distances), *columns]
-        found_of = [[row[key] for row in critic if key in row] for key in keys]
+        critic = last_of_critic(rows, record["critic_updates"])
+        found_of = [[row[key] for row in critic if key in row] for key in (*aucs, *columns)]
         shown = [f"{mean(values):.2f}" if values else "–" for values in found_of]
         success = f"{100 * rows[0]['success']:.0f} -> {100 * rows[-1]['success']:.0f} %"
         if rows[-1]["update"] <= record["critic_updates"]:
@@ -98,7 +95,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     return [*table(cells), HEALTHY_STATES if of_states else HEALTHY]
 
 
-def draw(found: dict[str, Rows], critic_updates: int) -> Figure:
+def draw(found: dict[str, list[Row]], critic_updates: int) -> Figure:
     """Return the picture: the ranking of actions by arm, and the success of the policy."""
     from matplotlib.figure import Figure
 
@@ -109,7 +106,7 @@ def draw(found: dict[str, Rows], critic_updates: int) -> Figure:
     for panel, (name, rows) in zip(panels, found.items(), strict=True):
         learned = [row for row in rows if row["update"] <= critic_updates]
         updates = [row["update"] for row in learned]
-        for colour, key in zip(COLOURS, keys_of(rows[0]), strict=False):
+        for colour, key in zip(COLOURS, auc_keys(rows[0]), strict=False):
             label = f"{key.removeprefix('auc_')} turns left"
             # without clearly different actions there is nothing to rank
             heights = [row.get(key, math.nan) for row in learned]
@@ -123,8 +120,3 @@ def draw(found: dict[str, Rows], critic_updates: int) -> Figure:
     last.set(title="success of the policy", xlabel="update")
     last.legend()
     return figure
-
-
-def keys_of(row: dict[str, float]) -> list[str]:
-    """Return the keys of the AUC by turns left, in order."""
-    return sorted(key for key in row if key.startswith("auc_"))

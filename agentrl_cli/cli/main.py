@@ -270,9 +270,11 @@ def calibrate(
 def diagnose(
     overrides: Overrides = None,
     critic_updates: Annotated[int, typer.Option(min=1, help="Updates of the critic alone.")] = 12,
-    policy_updates: Annotated[int, typer.Option(min=0, help="Updates after these.")] = 12,
+    policy_updates: Annotated[
+        int, typer.Option(min=0, help="Updates of critic and policy after that.")
+    ] = 12,
     every: Annotated[int, typer.Option(min=1, help="Updates between measurements.")] = 4,
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("diagnose.svg"),
+    out: Annotated[Path, typer.Option(help="File of the picture (SVG).")] = Path("diagnose.svg"),
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -302,8 +304,10 @@ def reproduce_preset(
         str, typer.Argument(help="RECIPE_ALGO or RECIPE_ABLATION, such as math_k1; or all.")
     ],
     seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="With all: walk each, toy-sized.")] = False,
-    store: Annotated[bool, typer.Option("--store", help="Keep the numbers as the stored.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="With all: run each at toy size.")] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Store the numbers in the package.")
+    ] = False,
     folder: Annotated[Path, typer.Option(help="Where its runs go.")] = Path("runs/reproduce"),
 ) -> None:
     """Run a preset and compare its result with the stored numbers."""

@@ -190,8 +190,9 @@ def dry_run(cfg: DictConfig) -> None:
         print_row("one episode", "not played: no CUDA device was found")
         return
     pick_device(cfg.hardware.device)
-    count = str(cfg.data.demos).removeprefix(EXPERT_PREFIX)
-    if cfg.data.demos == f"{EXPERT_PREFIX}{count}" and count.isdecimal() and int(count) > DRY_DEMOS:
+    source = str(cfg.data.demos)
+    count = source.removeprefix(EXPERT_PREFIX)
+    if source.startswith(EXPERT_PREFIX) and count.isdecimal() and int(count) > DRY_DEMOS:
         print_row("demonstrations", f"{DRY_DEMOS} of {int(count):,} are tried")
         cfg = cfg.copy()
         cfg.data.demos = f"{EXPERT_PREFIX}{DRY_DEMOS}"

@@ -25,7 +25,7 @@ from agentrl_cli.core import files
 
 COMMAND_LINE = "command line"
 COLUMN = 44  # at which comments begin
-Row = dict[str, Any]  # a key with its value, comment ("" for none) and source, a file or the above
+Row = dict[str, Any]  # key, value, comment (or ""), and source: a file or COMMAND_LINE
 
 
 def settings(

@@ -55,12 +55,12 @@ def replace_old_names(overrides: list[str]) -> list[str]:
         group, _, name = text.partition("=")
         new = [text]
         if text in OPTIONS:
-            new = [OPTIONS[text]]
+            new = OPTIONS[text].split()
         elif group == "experiment" and name in PRESETS:
             new = [t for t in preset_overrides(name) if t.partition("=")[0] not in given]
         elif group == "experiment" and PRESETS.keys() >= set(name.split(",")):
-            line = f"'{text}' is not a grid; sweep over recipe, algo and ablation instead"
-            raise UserError(line, code="preset-grid")
+            line = f"'{text}' names several presets; sweep over recipe, algo and ablation instead"
+            raise UserError(line, code="several-presets")
         if new != [text]:
             _print_once(text, " ".join(new))
         replaced += new
@@ -102,9 +102,10 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
     advanced = _node_at(cfg, ["algo", "advanced"])
     if isinstance(advanced, dict) and "role_model" in advanced:  # of NLAC
         added = TABLES["nlac_defaults"]
-        temperature = {"refine_temperature": advanced["role_temperature"]}
-        advanced.pop("successor_minibatch_tokens", None)
-        if str(stored["algo"]["_target_"]).endswith("MonteCarlo"):
+        temperature = {"refine_temperature": advanced.get("role_temperature", 1.0)}
+        for removed in ("successor_minibatch_tokens", "successor_tokens_per_step"):
+            advanced.pop(removed, None)
+        if str(_node_at(stored, ["algo", "_target_"])).endswith("MonteCarlo"):
             advanced["td_lambda"] = 1.0  # it was a class
         cfg["algo"] = {**added, **cfg["algo"]}
         cfg["algo"]["advanced"] = {**added["advanced"], **temperature, **advanced}

@@ -85,7 +85,7 @@ def read_jsonl(file: Path) -> list[Any]:
     damage."""
     rows, damaged = read_jsonl_leniently(file)
     if damaged:
-        message = f"'{file}' has {damaged} lines that are not JSON; restore it or remove them"
+        message = f"'{file}' has lines that are not JSON ({damaged}); restore it or remove them"
         raise UserError(message, code="damaged-file")
     return rows
 

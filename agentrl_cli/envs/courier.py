@@ -37,12 +37,17 @@ class CourierState:
     def turns_left(self) -> int:
         return len(self.closed) - self.turn
 
+    @property
+    def closed_action(self) -> str:
+        """The action that takes the closed road."""
+        return f"{self.closed[self.turn]}."
+
 
 @dataclass(kw_only=True)
 class Courier(Env):
     """One delivery. There are only a few tasks, and each split has a copy of them."""
 
-    turns: Annotated[int, Field(ge=1, le=6, description="Roads to take.")]
+    max_turns: Annotated[int, Field(ge=1, le=6, description="Roads to take.")]
     loss: Annotated[
         float, Field(ge=0, le=1, description="Probability that a closed road loses the letter.")
     ]
@@ -68,7 +73,7 @@ class Courier(Env):
     def starts(self, task: Task) -> list[tuple[float, CourierState]]:
         """Return the possible first states of a task with their probabilities."""
         first, then = task.data["closed"], task.data["then"]
-        closed = tuple(first if turn < 2 else then for turn in range(self.turns))
+        closed = tuple(first if turn < 2 else then for turn in range(self.max_turns))
         facts = [f"No {first}."]
         if self.second_road:
             facts.append(f"Later no {then}.")
@@ -131,5 +136,5 @@ class Courier(Env):
     def expert(self, task: Task) -> Iterator[str]:
         """Yield one of the open roads."""
         while True:
-            closed = self.state.closed[self.state.turn]
-            yield self.rng.choice([action for action in self.actions if action != f"{closed}."])
+            closed = self.state.closed_action
+            yield self.rng.choice([action for action in self.actions if action != closed])

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -185,26 +184,61 @@ def read_in_chunks(
     """Return log-probs and entropies [N] of targets [N] predicted from states [N, width], both
     given in chunks. The logits of several chunks are recomputed in the backward pass."""
     if len(states) == 1:
-        return _read_chunk(head, entropy_gradient, states[0], targets[0])
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    parts = [
-        checkpoint(_read_chunk, head, entropy_gradient, *pair, **options)
-        for pair in zip(states, targets, strict=True)
-    ]
+        logprobs = head(states[0]).float().log_softmax(-1)  # [N, vocabulary]
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = -(logprobs.exp() * logprobs).sum(-1)  # [N]
+        return logprobs.gather(-1, targets[0][:, None]).squeeze(-1), entropy
+    weights = [weight for weight in head.parameters() if weight.requires_grad]
+    pairs = zip(states, targets, strict=True)
+    parts = [Recomputed.apply(head, entropy_gradient, *pair, *weights) for pair in pairs]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _read_chunk(
-    head: nn.Module, entropy_gradient: bool, states: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    logprobs = head(states).float().log_softmax(-1)  # [N, vocabulary]
-    if entropy_gradient:
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
-    if not entropy_gradient:  # last, because a recomputation ends before it
-        with torch.no_grad():
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return chosen, entropy  # pyright: ignore[reportPossiblyUnboundVariable]
+class Recomputed(torch.autograd.Function):
+    """Log-probs and entropies of one chunk, without keeping its logits.
+
+    The backward pass computes the logits again and overwrites them with their gradient: 1[y] - p
+    for log p(y), and -p (log p + H) for the entropy H. `weights` are the head's trained weights,
+    which autograd must see.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: nn.Module, entropy_gradient: bool, states: Tensor, targets: Tensor,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        device = states.device.type
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        ctx.head, ctx.entropy_gradient = head, entropy_gradient
+        ctx.autocast = torch.autocast(device, dtype, enabled)
+        logits = head(states).float()  # [N, vocabulary]
+        chosen = logits.gather(-1, targets[:, None])  # [N, 1]
+        logprobs = logits.log_softmax(-1)
+        del logits
+        chosen_logprobs = logprobs.gather(-1, targets[:, None])
+        entropy = -logprobs.exp().mul_(logprobs).sum(-1)  # [N]
+        ctx.save_for_backward(states, targets, chosen - chosen_logprobs, entropy, *weights)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return chosen_logprobs.squeeze(-1), entropy
+
+    @staticmethod
+    def backward(ctx: Any, of_logprob: Tensor, of_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        states, targets, normaliser, entropy, *weights = ctx.saved_tensors
+        states = states.detach().requires_grad_(ctx.needs_input_grad[2])
+        with torch.enable_grad(), ctx.autocast:
+            logits = ctx.head(states)
+        of_logprob, of_entropy = of_logprob[:, None], of_entropy[:, None]  # [N, 1]
+        slope = logits.detach().float().sub_(normaliser)  # [N, vocabulary]
+        if ctx.entropy_gradient:
+            p = slope.exp()
+            slope.add_(entropy[:, None]).mul_(-of_entropy).sub_(of_logprob).mul_(p)
+        else:
+            slope.exp_().mul_(-of_logprob)
+        slope.scatter_add_(-1, targets[:, None], of_logprob)
+        trained = [states, *weights] if states.requires_grad else weights
+        found = list(torch.autograd.grad(logits, trained, slope.to(logits.dtype)))
+        return None, None, found.pop(0) if states.requires_grad else None, None, *found
 
 
 def causal_lm(module: Module) -> PreTrainedModel:

@@ -314,11 +314,10 @@ class Run:
                 files.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-            older = [folder for folder in self.checkpoints() if folder != final]
-            kept = [folder for folder in older if folder.name.startswith("step-")]
-            for old in older:
-                if old not in kept[-(KEPT_CHECKPOINTS - planned) :]:
-                    shutil.rmtree(old)
+            found = self.checkpoints()
+            steps = [folder for folder in found if folder.name.startswith("step-")]
+            for old in set(found) - {final, *steps[-KEPT_CHECKPOINTS:]}:
+                shutil.rmtree(old)
 
     def checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""

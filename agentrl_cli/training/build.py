@@ -367,7 +367,7 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         line = f"hardware.device '{name}' needs a CUDA device and none was found"
         raise UserError(f"{line}; give hardware=cpu, or hardware.device=cpu", code="no-cuda")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
         line = f"hardware.device '{name}' is unknown; use cpu or cuda"
         raise UserError(line, code="unknown-device")
     return torch.device(name)

@@ -16,7 +16,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import ROLES, Message
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
+from agentrl_cli.generators.endpoint import BYTES, EndpointGenerator, OpenAIChat
 from agentrl_cli.rollout.chat_template import Chat, Ids, Tools
 from agentrl_cli.training.build import Parts, validate_splits
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from agentrl_cli.rollout.collector import Collector
 
 PATH = "endpoint"  # model.path of a model on a server
-BYTES = 256
 BEGIN = {role: BYTES + number for number, role in enumerate(ROLES)}
 ROLE = {mark: role for role, mark in BEGIN.items()}
 END = BYTES + len(ROLES)

@@ -40,7 +40,7 @@ def test_the_new_form_is_printed_once(capsys: pytest.CaptureFixture[str]):
 def test_sweep_over_presets_is_refused():
     with pytest.raises(UserError) as error:
         replace_old_names(["experiment=math_grpo,twentyq_k1"])
-    assert error.value.code == "preset-grid"
+    assert error.value.code == "several-presets"
 
 
 @pytest.mark.parametrize(("algo", "kl_coef"), [("ppo", 0.05), ("rft", None)])
@@ -54,3 +54,8 @@ def test_ablation_for_several_algorithms(algo: str, kl_coef: float | None):
 def test_small_gpu_recipe_keeps_the_parts_of_its_base():
     cfg = check(compose(["recipe=paper_twentyq_24gb", "algo=nlac"]))
     assert (cfg.algo.turns_per_update, cfg.choices.hardware) == (256, "gpu_24gb")
+
+
+@pytest.mark.parametrize("option", ["rollout=solve", "rollout=serve", "rollout=browse"])
+def test_old_rollouts_compose(option: str):
+    assert check(compose(["algo=grpo", option])).choices.rollout == "play"

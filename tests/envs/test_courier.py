@@ -12,11 +12,11 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.courier import Courier
 
-PLAIN = Courier(turns=4, loss=1.0, second_road=False, tempting=False, weather=False)
+PLAIN = Courier(max_turns=4, loss=1.0, second_road=False, tempting=False, weather=False)
 VARIANTS = [
     PLAIN,
     replace(PLAIN, loss=0.5),
-    replace(PLAIN, second_road=True, turns=5),
+    replace(PLAIN, second_road=True, max_turns=5),
     replace(PLAIN, tempting=True),
     replace(PLAIN, weather=True),
 ]
@@ -41,7 +41,7 @@ def test_expert_never_loses_the_letter(env: Courier):
         for seed in range(5):
             first = env.reset(task, seed)
             expert, step = env.expert(task), None
-            for _ in range(env.turns):
+            for _ in range(env.max_turns):
                 step = env.step(next(expert))
             assert step is not None and step.info["success"] and first[0].role == "user"
 

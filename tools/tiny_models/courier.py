@@ -89,7 +89,7 @@ class CourierCorpus(Corpus):
         if rng.random() < 0.5:
             return copy.copy(self.env)
         flags = {name: rng.random() < 0.4 for name in ("second_road", "tempting", "weather")}
-        return replace(self.env, turns=rng.randint(3, 5), **flags)
+        return replace(self.env, max_turns=rng.randint(3, 5), **flags)
 
     def _deliver(self, env: Courier, rng: random.Random) -> Delivery:
         observation = env.reset(rng.choice(env.tasks("train")), rng.getrandbits(32))
@@ -105,7 +105,7 @@ class CourierCorpus(Corpus):
         return played
 
     def _road(self, env: Courier, rng: random.Random) -> str:
-        closed = f"{env.state.closed[env.state.turn]}."
+        closed = env.state.closed_action
         is_near = env.tempting and closed == f"{env.state.closed[0]}."
         if rng.random() < (TEMPTED if is_near else CARELESS):
             return closed

@@ -16,7 +16,8 @@ one turn of the agent. One update:
         L2 = -Σ w(a) log π(a | s)
 
 With `policy_target=refined`, as in the paper, w is 1 for a* and there is no policy gradient. By
-default (`best_of_n`) w is 1 for the best of several draws and a*, minus the share of each draw.
+default (`best_of_n`) w is 1 for the best of several draws and a*, and 0 for the others; then each
+action's share of the draws is subtracted.
 Rewards enter only as the success or failure of an episode, in the target of its last turn.
 
 | role | model that writes it |
@@ -311,8 +312,8 @@ class NLAC(NLACConfig, Algorithm):
         counts = Counter(self.evaluation_texts(turns))
         counts.update(self.improvement_texts(turns))
         if (check := self.improvement_check) and check.every:
-            counts["guard"] = 2 * check.num_targets * check.num_rollouts * turns // check.every
-        as_long = ("actions", "refinements", "rollouts", "guard")  # as an action of the policy
+            counts["checks"] = 2 * check.num_targets * check.num_rollouts * turns // check.every
+        as_long = ("actions", "refinements", "rollouts", "checks")  # as an action of the policy
         role_tokens = self.advanced.role_tokens
         return {
             role: Texts(count, max_tokens if role in as_long else role_tokens)

@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """V(a), by the forecasts."""
+        """V(a), the estimate of Q(s, a) by the forecasts."""
         return success_share(self.forecasts, self.parser)
 
 
@@ -269,10 +269,10 @@ def backup_targets(
     return [chain.target for chain in chains]
 
 
-def _chain_start(turn: TurnRef, trace: float, draw: random.Random) -> TurnRef:
+def _chain_start(turn: TurnRef, td_lambda: float, draw: random.Random) -> TurnRef:
     """Return the turn at which the chain of `turn` starts. The chains of an episode that was cut
     off start before its last turn, because it has no outcome."""
     start, last = turn.turn, len(turn.episode.turns) - 1 - (turn.episode.stop != "done")
-    while start < last and draw.random() < trace:
+    while start < last and draw.random() < td_lambda:
         start += 1
     return TurnRef(turn.episode, start)

@@ -135,11 +135,12 @@ def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
         return {name: list(enumerate(rows, start=1)) for name, rows in splits.items()}
     except UserError:
         raise
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         line = f"'{data}' needs the package {error.name} ({EXTRA}); {OFFLINE}"
         raise UserError(line, code="missing-extra") from None
     except Exception as error:  # the network, the cache and the data format can raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = text.splitlines()[0][:200].rstrip(".")
         line = f"cannot read '{data}' ({reason}); {OFFLINE}"
         raise UserError(line, code="unreadable-data") from None
 

@@ -136,9 +136,11 @@ def _longest_list(text: str) -> Any:
 def _returned_schema(text: str) -> Any:
     """Return the literal that the function `get_info` of a module returns."""
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    (info,) = (node for node in functions if node.name == "get_info")
-    (returned,) = (line.value for line in info.body if isinstance(line, ast.Return))
-    return _literal(returned)
+    for node in functions:
+        for line in node.body if node.name == "get_info" else []:
+            if isinstance(line, ast.Return):
+                return _literal(line.value)
+    raise ValueError("it has no function get_info that returns its schema")
 
 
 def _literal(node: ast.AST | None) -> Any:
