@@ -57,9 +57,9 @@ def _chooses(overrides: list[str], *groups: str) -> bool:
 
 def evaluate_model(overrides: list[str], config_dir: Path | None, show: Show) -> Record:
     """Evaluate a model without training. An algorithm, if chosen, adds its diagnostics."""
+    cfg = compose_checked(overrides, config_dir)  # a wrong word is refused before torch is loaded
     from agentrl_cli.training.endpoint import PATH, assemble_endpoint
 
-    cfg = compose_checked(overrides, config_dir)
     has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
     is_endpoint = cfg.model.path == PATH
     if is_endpoint and cfg.choices.get("search"):
