@@ -30,6 +30,7 @@ SMALL = {
     "eval": ["eval.tasks=1", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false",
              "rollout.max_new_tokens=6", "rollout.max_seq_len=1700", "hardware.threads=1"],
     "calibrate": ["n=1"],
+    "diagnose": ["--critic-updates=1", "--policy-updates=1"],
 }  # fmt: skip
 SMALL["train"] = [
     *SMALL["eval"], "steps=1", "eval.baseline=false", "rollout.episodes_per_step=8",
