@@ -275,7 +275,13 @@ def page() -> str:
     spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
     ablated = {f"{env}_ablations": f"{ENVIRONMENTS[env]}, ablations" for env in ABLATIONS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
-    flat += ("stepagent_cost", "real_models", "delayed_credit", "diagnostics")
+    flat += (
+        "stepagent_cost",
+        "real_models",
+        "delayed_credit",
+        "diagnostics",
+        "diagnostics_smollm2",
+    )
     parts = {
         **{env: env_learning(env) for env in ENVIRONMENTS},
         **{f"noise_{env}": noise_text(spread[name]) for env, name in ENVIRONMENTS.items()},
