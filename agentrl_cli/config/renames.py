@@ -109,7 +109,12 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
             advanced["td_lambda"] = 1.0  # it was a class
         cfg["algo"] = {**added, **cfg["algo"]}
         cfg["algo"]["advanced"] = {**added["advanced"], **temperature, **advanced}
-    choices = cfg.get("choices")
+    algo, choices = cfg.get("algo"), cfg.get("choices")
+    is_archer = isinstance(algo, dict) and str(algo.get("_target_")).endswith(".ArCHer")
+    if is_archer and not algo.keys() >= TABLES["archer_defaults"].keys():
+        cfg["algo"] = {**TABLES["archer_defaults"], **algo}
+        if isinstance(choices, dict) and choices.get("algo") == "archer":
+            choices["algo"] = "archer_small"  # the name of these settings since
     if isinstance(choices, dict):  # record the options of this version that compose the same
         if (preset := str(choices.get("experiment"))) in PRESETS:
             chosen = dict(text.split("=") for text in preset_overrides(preset))
