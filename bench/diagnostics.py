@@ -21,7 +21,7 @@ from agentrl_cli.report.seeds import STUDENT
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "diagnostics.json"
-ALGOS = ("nlac", "self_ac", "ppo", "archer")
+ALGOS = ("nlac", "self_ac", "ppo", "archer_small")
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 Measured = dict[str, list[Row]]  # by arm
@@ -85,7 +85,7 @@ def figures(seeds: list[int], folder: Path) -> dict[str, float]:
         "turn_number_r2": critic("self_ac", "self_ac", "r2_turn"),
         "self_ac_advantage_sign": critic("self_ac", "self_ac", "sign"),
         "ppo_advantage_sign": critic("ppo", "ppo", "sign"),
-        "archer_q_auc": auc("archer", "archer"),
+        "archer_q_auc": auc("archer_small", "archer_small"),
     }
     found: dict[str, float] = {}
     for name, values in table.items():
