@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from tests.builders.models import LORA
 from tests.builders.nlac import CHAT, LOST, WON, episode, filled
 
 Q, V, Q2, V2 = range(4)
-DOUBLE = {"num_critics": 2, "head_layers": 2}
+DOUBLE: dict[str, Any] = {"num_critics": 2, "head_layers": 2}
 
 # the critic's targets
 
