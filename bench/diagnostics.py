@@ -32,7 +32,7 @@ from agentrl_cli.report.seeds import STUDENT
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-ALGOS = ("nlac", "self_ac", "ppo", "archer")
+ALGOS = ("nlac", "self_ac", "ppo", "archer", "archer_small")
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 PRETRAINED = (
@@ -136,6 +136,8 @@ def figures(runs: Runs) -> dict[str, list[float]]:
         "self_ac_advantage_sign": critic(runs, "self_ac", "self_ac", "sign"),
         "ppo_advantage_sign": critic(runs, "ppo", "ppo", "sign"),
         "archer_q_auc": auc(runs, "archer", "archer"),
+        "archer_policy_success": [run["archer"][-1]["success"] for run in runs["archer"]],
+        "archer_small_q_auc": auc(runs, "archer_small", "archer_small"),
     }
 
 

@@ -33,7 +33,7 @@ from agentrl_cli.cli.train import start  # noqa: E402
 from agentrl_cli.core import files  # noqa: E402
 
 RESULT = ROOT / "docs" / "results" / "reliability.json"
-ALGORITHMS = ("nlac", "self_ac", "grpo", "archer", "ppo")
+ALGORITHMS = ("nlac", "self_ac", "grpo", "archer_small", "ppo")
 SMALL = [
     "env=twentyq", "steps=4", "save_every=2", "eval_every=2", "eval.tasks=4",
     "eval.episodes_per_task=2", "rollout.episodes_per_step=16", "hardware.threads=1",

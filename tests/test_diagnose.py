@@ -121,6 +121,13 @@ def test_nlac_critic_learns_from_chance_and_its_control_does_not():
     assert np.mean([control[f"auc_{d}"] for d in (1, 2, 3, 4)]) < 0.65
 
 
+@pytest.mark.slow
+def test_archer_critic_learns_and_the_policy_follows():
+    _, learned, last = run_arm(Arm("archer", [*SMALL, "algo=archer"], 8, 4, 8))
+    assert np.mean([learned[f"auc_{d}"] for d in (1, 2, 3, 4)]) > 0.9
+    assert learned["success"] < 0.35 and last["success"] > 0.5
+
+
 def test_stored_configuration_of_a_courier_run_loads(tmp_path: Path):
     cfg = compose_checked([*SMALL, "algo=nlac"])
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(cfg))

@@ -7,21 +7,29 @@ High level: Q(s, a) and V(s) of whole turns learn off-policy from replay, with a
 
 Low level: the tokens of each turn follow a policy gradient with the advantage A = Q(s, a) - V(s).
 
-Our choices: the critic is a copy of the language model (an adapter with LoRA) with two linear
-heads; Q is read at the last token of the action, V at the last token of the state. Replay draws
-whole episodes, because one forward pass reads all of their turns, with each fresh action a' packed
-as a branch after its state (models/packed_attention.py). The actor trains on this step's episodes
-with a clipped ratio, which is REINFORCE if there is one optimizer step. Left out: the token-level
-baseline, and the second critic of the authors' code.
+`algo=archer` follows the authors' code (github.com/YifeiZhou02/ArCHer, configuration
+archer_20q.yaml): two critics, each with targets of its own, A = min(Q1, Q2) - min(V1, V2), and an
+actor that trains by REINFORCE on fresh actions in replayed states. `algo=archer_small` has one
+critic with linear heads, and its actor trains on this step's episodes with a clipped ratio, which
+is REINFORCE if there is one optimizer step.
+
+Both differ from that code. The critic is a copy of the language model (an adapter with LoRA), not
+an encoder. V is read at the last token of the state. Q is read at the last token of the action,
+which sees the state; there, state and action are encoded apart. Replay draws whole episodes for the
+critic, because one forward pass reads all of their turns, with each fresh action a' packed as a
+branch after its state (models/packed_attention.py). A truncated episode bootstraps. The token-level
+baseline of the paper is left out, as in that code.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
+import torch
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
@@ -32,10 +40,12 @@ from agentrl_cli.algos.critics import (
     value_samples,
     with_fresh_actions,
 )
-from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
+from agentrl_cli.algos.losses import Loss, clipped_ratio, nll, standardise
 from agentrl_cli.algos.samples import (
     TurnRef,
+    completion_sample,
     episode_samples,
+    skip_reason,
     skipped_metrics,
     without_skipped,
 )
@@ -48,8 +58,8 @@ from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
-Q, V = 0, 1  # columns of the critic's output
-FIELDS = ("q_at", "q_target", "v_at", "v_target")
+Q, V = slice(0, None, 2), slice(1, None, 2)  # columns of the critic's output, one per critic
+TARGETS = (("q_target", "v_target"), ("q2_target", "v2_target"))  # fields of each critic
 
 
 @dataclass(kw_only=True)
@@ -64,17 +74,24 @@ class ArCHer(ArCHerConfig, Algorithm):
 
     def models(self) -> dict[str, ModelSpec]:
         """Return the actor, the critic, and the critic's target network."""
-        optimizer, head = self.critic_optimizer, "action_value"
+        critic = ModelSpec(
+            kind="trained", generates=False, optimizer=self.critic_optimizer,
+            head="action_value" if self.num_critics == 1 else "double_action_value",
+            head_layers=self.head_layers,
+        )  # fmt: skip
         return {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
-            "critic": ModelSpec(kind="trained", generates=False, optimizer=optimizer, head=head),
-            "target": ModelSpec(kind="ema", generates=False, head=head, follows="critic"),
+            "critic": critic,
+            "target": replace(critic, kind="ema", optimizer=None, follows="critic"),
         }
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        """Return the number of fresh actions: one per turn that the critic reads."""
-        count = self.critic_updates * self.episodes_per_update * turns
-        return {"fresh actions": Texts(count, max_tokens)} if self.action == "fresh" else {}
+        """Return the number of fresh actions: one per turn that the critic reads, and one per
+        state that the actor trains on."""
+        count = self.actor_epochs * self.actor_states
+        if self.action == "fresh":
+            count += self.critic_updates * self.episodes_per_update * turns
+        return {"fresh actions": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
         """Store the context. Raises UserError if fresh actions cannot be packed for this model."""
@@ -99,8 +116,13 @@ class ArCHer(ArCHerConfig, Algorithm):
             self.context.models.ema_update("target", "critic", self.ema_decay)
         played = without_skipped(episodes)
         self.estimate_advantages(played)
-        if self.context.step >= self.critic_warmup:
+        if self.context.step < self.critic_warmup:
+            return
+        if not self.actor_states:
             yield self._actor_phase(played)
+            return
+        for epoch in range(self.actor_epochs):
+            yield self._replay_actor_phase(buffer, epoch)
 
     def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
         """Return one sample per unbroken segment, with the targets of every turn. V'(s') is 0 if
@@ -109,63 +131,95 @@ class ArCHer(ArCHerConfig, Algorithm):
         segments = by_segment([span for spans in spans_of for span in spans])
         packed = segments
         if self.action == "fresh":
-            actions = iter(self._fresh_actions(episodes, update))
+            states = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
+            actions = iter(self._fresh_actions(states, update, "act"))
             packed = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
         tables = self._q_and_v("target", [row[0].sample for row in packed])
         reads = ((table, span) for row, table in zip(packed, tables, strict=True) for span in row)
         for episode, spans in zip(episodes, spans_of, strict=True):
             found = [next(reads) for _ in spans]  # the table and the span of each turn
-            last_v = 0.0 if episode.stop == "done" else float(found[-1][0][-1, V])
-            next_v = [*(float(table[read.state_at, V]) for table, read in found[1:]), last_v]
+            next_v = [table[read.state_at, V] for table, read in found[1:]]
+            last_v = found[-1][0][-1, V]
+            next_v.append(torch.zeros_like(last_v) if episode.stop == "done" else last_v)
             for span, (table, read), v in zip(spans, found, next_v, strict=True):
                 per_token = span.sample.per_token
                 per_token["q_at"][span.action_at] = 1.0
-                per_token["q_target"][span.action_at] = span.reward + self.gamma * v
                 per_token["v_at"][span.state_at] = 1.0
-                per_token["v_target"][span.state_at] = float(table[read.action_at, Q])
+                q = table[read.action_at, Q]
+                for (q_target, v_target), own_q, own_v in zip(
+                    TARGETS, q.tolist(), v.tolist(), strict=False
+                ):
+                    per_token[q_target][span.action_at] = span.reward + self.gamma * own_v
+                    per_token[v_target][span.state_at] = own_q
         return [spans[0].sample for spans in segments]
 
     def _critic_samples(self, episode: Episode) -> list[Sample]:
         """Return the episode's `value_samples` without trained tokens."""
         target = self.context.models.module("target")
         samples = value_samples(episode, self.context.chat, target)
+        fields = ("q_at", "v_at", *chain(*TARGETS[: self.num_critics]))
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
-            sample.per_token = {name: [0.0] * len(sample.ids) for name in FIELDS}
+            sample.per_token = {name: [0.0] * len(sample.ids) for name in fields}
         return samples
 
-    def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]]:
-        prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
-        seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
-        completions = self.context.generator.generate(prompts, seeds, self.context.sampling)
+    def _fresh_actions(self, states: list[list[int]], *seed: object) -> list[list[int]]:
+        """Return an action of the policy in each state."""
+        seeds = [self._seed(*seed, i) for i in range(len(states))]
+        completions = self.context.generator.generate(states, seeds, self.context.sampling)
         delimiter, chat = self.context.turn_delimiter, self.context.chat
         return [first_turn(row[0].ids, delimiter, chat) for row in completions]
 
     def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
-        """Return Q and V at every token of each sample, [tokens, 2]."""
+        """Return Q and V of each critic at every token of each sample, [tokens, 2 * critics]."""
         models = self.context.models
         return [table for _, table in logprobs_and_values(models.forward(model), samples)]
 
     def estimate_advantages(self, episodes: list[Episode]) -> None:
-        """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info."""
+        """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info. Q and V
+        are the minimum of the critics."""
         samples_of = [episode_samples(episode) for episode in episodes]
         tables = self._q_and_v("critic", [sample for row in samples_of for sample in row])
         spans_of = map(turn_spans, episodes, samples_of)
         segments = by_segment([span for spans in spans_of for span in spans])
         for spans, table in zip(segments, tables, strict=True):
             for span in spans:
-                value = float(table[span.state_at, V])
-                advantage = float(table[span.action_at, Q]) - value
+                value = float(table[span.state_at, V].min())
+                advantage = float(table[span.action_at, Q].min()) - value
                 span.turn.info |= {"value": value, "advantage": advantage}
+
+    def _replay_actor_phase(self, buffer: ReplayBuffer, epoch: int) -> Phase:
+        """Return the phase that trains on fresh actions in replayed states: REINFORCE, whose loss
+        is the mean over states of -A times the log-prob of the action."""
+        keys = buffer.sample_turns(self.actor_states, self._seed(epoch, "states"), 0.0)
+        turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
+        states = [turn.state_ids for turn in turns if skip_reason(turn.episode) is None]
+        actions = self._fresh_actions(states, epoch, "actor")
+        samples = list(map(completion_sample, states, actions))
+        advantages = [
+            float(table[-1, Q].min() - table[len(state) - 1, V].min())
+            for state, table in zip(states, self._q_and_v("critic", samples), strict=True)
+        ]
+        given, metrics = self._given_advantages(advantages)
+        for sample, state, action, advantage in zip(samples, states, actions, given, strict=True):
+            sample.per_token["weight"] = [0.0] * len(state) + [advantage] * len(action)
+        return Phase(
+            "policy", samples, nll, minibatch_tokens=self.minibatch_tokens,
+            units=lambda sample: 1.0, metrics=metrics,
+        )  # fmt: skip
+
+    def _given_advantages(self, advantages: list[float]) -> tuple[list[float], dict[str, float]]:
+        """Return the advantages that the actor trains on, and their metric."""
+        std = statistics.pstdev(advantages) if advantages else 0.0
+        if self.normalise_advantages:  # Q and V start at 0 and rise at different speeds
+            advantages = standardise(advantages)
+        return advantages, {"policy/advantage_std": std}
 
     def _actor_phase(self, episodes: list[Episode]) -> Phase:
         """Return the phase in which every token of a turn has the turn's advantage."""
         turns = [turn for episode in episodes for turn in episode.turns]
-        advantages = [turn.info["advantage"] for turn in turns]
-        std = statistics.pstdev(advantages) if advantages else 0.0
-        if self.normalise_advantages:  # Q and V start at 0 and rise at different speeds
-            advantages = standardise(advantages)
-        of_turn = dict(zip(map(id, turns), advantages, strict=True))
+        given, metrics = self._given_advantages([turn.info["advantage"] for turn in turns])
+        of_turn = dict(zip(map(id, turns), given, strict=True))
         samples = [
             sample
             for episode in episodes
@@ -175,14 +229,14 @@ class ArCHer(ArCHerConfig, Algorithm):
         return Phase(
             "policy", samples, partial(clipped_ratio, clip_eps=self.clip_eps),
             epochs=self.actor_epochs, minibatch_tokens=self.minibatch_tokens,
-            metrics={"policy/advantage_std": std},
+            metrics=metrics,
         )  # fmt: skip
 
     def annotate(self, episodes: list[Episode]) -> None:
         self.estimate_advantages(without_skipped(episodes))
 
     def action_values(self, turns: list[TurnRef]) -> list[float]:
-        """Return Q(s, a) of the turns."""
+        """Return Q(s, a) of the turns, the minimum of the critics."""
         self.estimate_advantages([turn.episode for turn in turns])
         infos = [turn.episode.turns[turn.turn].info for turn in turns]
         return [info["value"] + info["advantage"] for info in infos]
@@ -196,18 +250,23 @@ class ArCHer(ArCHerConfig, Algorithm):
 
 
 def td_loss(outputs: Outputs, batch: Batch) -> Loss:
-    """Return the critic's loss: squared errors of Q and V against their targets, summed over turns.
-    Fields: `q_at` and `v_at` (1 at the tokens that are read), `q_target`, `v_target`."""
+    """Return the critic's loss: squared errors of Q and V against their targets, summed over turns
+    and critics. Fields: `q_at` and `v_at` (1 at the tokens that are read), `q_target`, `v_target`,
+    and `q2_target`, `v2_target` of a second critic. Metrics are means over critics."""
     assert outputs.values is not None
-    q, v = outputs.values.unbind(-1)  # [batch, tokens] each
-    per_token = batch.per_token
-    q_at, v_at = per_token["q_at"], per_token["v_at"]
-    q_loss = ((q - per_token["q_target"]) ** 2 * q_at).sum()
-    v_loss = ((v - per_token["v_target"]) ** 2 * v_at).sum()
+    q, v = outputs.values[..., Q], outputs.values[..., V]  # [batch, tokens, critics]
+    per_token, critics = batch.per_token, q.shape[-1]
+    q_target, v_target = (
+        torch.stack([per_token[name] for name in names], -1)
+        for names in zip(*TARGETS[:critics], strict=True)
+    )
+    q_at, v_at = per_token["q_at"][..., None], per_token["v_at"][..., None]
+    q_loss = ((q - q_target) ** 2 * q_at).sum()
+    v_loss = ((v - v_target) ** 2 * v_at).sum()
     metrics = {
         "q_loss": q_loss, "v_loss": v_loss, "q": (q * q_at).sum(), "v": (v * v_at).sum(),
     }  # fmt: skip
-    return q_loss + v_loss, {name: number.detach() for name, number in metrics.items()}
+    return q_loss + v_loss, {name: n.detach() / critics for name, n in metrics.items()}
 
 
 def trained_turns(sample: Sample) -> float:

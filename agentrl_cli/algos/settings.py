@@ -120,14 +120,35 @@ class ArCHerConfig(Settings):
         Field(description="Target of V. fresh: Q of a new action, as in the paper. stored: of the "
               "replayed one."),
     ]  # fmt: skip
+    num_critics: Annotated[
+        int,
+        Field(ge=1, le=2, description="Pairs of heads for Q and V on the critic. Each has targets "
+              "of its own; advantages are of the minimum."),
+    ]  # fmt: skip
+    head_layers: Annotated[
+        int, Field(ge=0, description="Hidden layers of each head. 0: linear, starting at zero.")
+    ]
     gamma: Discount
     ema_decay: Annotated[float, Field(ge=0, le=1, description="Share that the target keeps.")]
     normalise_advantages: NormaliseAdvantages
     clip_eps: Clip
-    actor_epochs: Annotated[int, Field(ge=1, description="Passes over the new episodes.")]
+    actor_states: Annotated[
+        int,
+        Field(ge=0, description="Replayed states of an actor epoch, each with a fresh action. 0: "
+              "the actor trains on the new episodes, with a clipped ratio."),
+    ]  # fmt: skip
+    actor_epochs: Annotated[
+        int, Field(ge=1, description="Passes over the new episodes, or draws of `actor_states`.")
+    ]
     minibatch_tokens: TokensPerStep
     optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the policy.")]
     critic_optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the critic.")]
+
+    def check_settings(self) -> None:
+        """Raise UserError for two critics with linear heads."""
+        if self.num_critics > 1 and not self.head_layers:
+            _refuse("algo.num_critics=2 needs algo.head_layers of at least 1, because two linear "
+                    "heads start equal and stay equal")  # fmt: skip
 
 
 # --- DPO ---

@@ -72,6 +72,9 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
         with interruptible(launched=ranks.size > 1) as interrupted:
             with delete_unbuilt_run(run, ranks):
                 echo_err(f"run {run.folder}")
+                if (warmup := cfg.algo.get("critic_warmup") or 0) >= cfg.steps > 0:
+                    line = f"warning: the policy does not train in the first {warmup} updates"
+                    echo_err(f"{line} (algo.critic_warmup); give steps above {warmup}")
                 attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)

@@ -110,6 +110,8 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
         cfg["algo"] = {**added, **cfg["algo"]}
         cfg["algo"]["advanced"] = {**added["advanced"], **temperature, **advanced}
     choices = cfg.get("choices")
+    if str(_node_at(cfg, ["algo", "_target_"])).endswith(".ArCHer"):
+        _update_archer(cfg["algo"], choices)
     if isinstance(choices, dict):  # record the options of this version that compose the same
         if (preset := str(choices.get("experiment"))) in PRESETS:
             chosen = dict(text.split("=") for text in preset_overrides(preset))
@@ -121,6 +123,16 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
         if choices.get("env") == "math" and not _node_at(cfg, ["env", "data"]):
             choices["env"] = "arithmetic"  # the name of the built-in problems since
     return cfg
+
+
+def _update_archer(algo: dict[str, Any], choices: Any) -> None:
+    """Add the settings that older versions did not have, and choose archer_small, which has them
+    so. `archer` had another meaning then."""
+    added = TABLES["archer_defaults"]
+    if not added.keys() <= algo.keys():
+        algo |= {**added, **algo}
+        if isinstance(choices, dict) and choices.get("algo") == "archer":
+            choices["algo"] = "archer_small"
 
 
 def _renamed_targets(node: Any) -> Any:

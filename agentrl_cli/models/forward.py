@@ -24,7 +24,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
 
 Module = PreTrainedModel | PeftModel
-Read = tuple[list[float], Tensor]  # a sample's log-probs, and values [length] or [length, 2]
+Read = tuple[list[float], Tensor]  # a sample's log-probs, and values [length] or [length, heads]
 LOGITS_AT_ONCE = 2**26  # logits that exist at once: 256 MiB of float32
 
 
@@ -49,8 +49,8 @@ class Outputs:
     """One number per token, [B, L] float32.
 
     `logprobs[:, t]` is log p(ids[t] | ids[:t]) if the mask is 1, else 0. `entropy` is the entropy
-    of that distribution in nats. `values[:, t]` reads the prefix ids[:t + 1]; [B, L, 2] with two
-    heads.
+    of that distribution in nats. `values[:, t]` reads the prefix ids[:t + 1]; [B, L, heads] with
+    several heads.
     """
 
     logprobs: Tensor
@@ -321,7 +321,7 @@ def add_logprobs(model_forward: ModelForward, samples: list[Sample], name: str) 
 @torch.no_grad()
 def logprobs_and_values(model_forward: ModelForward, samples: list[Sample]) -> list[Read]:
     """Return each sample's `token_logprobs`, and the head's values of every token, [length] or
-    [length, 2], on the CPU (0 without a head). Every rank reads a share."""
+    [length, heads], on the CPU (0 without a head). Every rank reads a share."""
     if not samples:
         return []
     found: dict[int, Read] = {}

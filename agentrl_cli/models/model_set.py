@@ -26,7 +26,7 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
-from agentrl_cli.core.types import Sample
+from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.forward import (
     ModelForward,
     Module,
@@ -47,32 +47,48 @@ from agentrl_cli.models.specs import ModelSpec
 
 
 class ValueHead(nn.Module):
-    """A linear layer in float32, under autocast too, that starts at zero."""
+    """A value in float32, under autocast too. Without hidden layers it is a linear layer that
+    starts at zero. With them it is an MLP with ReLU that starts as `nn.Linear` does."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(()))
+        hidden = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+        self.hidden = nn.Sequential(*hidden)
+        bound = width**-0.5 if layers else 0.0
+        self.weight = nn.Parameter(torch.empty(width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(()).uniform_(-bound, bound))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden states [..., width] to values [...]."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return hidden.float() @ self.weight + self.bias
+            return self.hidden(hidden.float()) @ self.weight + self.bias
 
 
 class ActionValueHead(nn.Module):
     """Two value heads, for Q and V."""
 
-    def __init__(self, width: int) -> None:
+    names = ("q", "v")
+
+    def __init__(self, width: int, layers: int = 0) -> None:
         super().__init__()
-        self.q, self.v = ValueHead(width), ValueHead(width)
+        for name in self.names:
+            self.add_module(name, ValueHead(width, layers))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [..., width] to pairs (Q, V) [..., 2]."""
-        return torch.stack([self.q(hidden), self.v(hidden)], -1)
+        """Map hidden states [..., width] to the values [..., heads], in the order of `names`."""
+        return torch.stack([head(hidden) for head in self.children()], -1)
 
 
-HEADS = {"value": ValueHead, "action_value": ActionValueHead}
+class DoubleActionValueHead(ActionValueHead):
+    """Four value heads, for Q and V of two critics."""
+
+    names = ("q", "v", "q2", "v2")
+
+
+HEADS = {
+    "value": ValueHead, "action_value": ActionValueHead,
+    "double_action_value": DoubleActionValueHead,
+}  # fmt: skip
 
 
 class ModelSet:
@@ -93,11 +109,12 @@ class ModelSet:
         self.seed = seed
         base, self.tokenizer = load_base(config, self.device, seed)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
-        self.heads = {
-            name: HEADS[spec.head](width).to(self.device)
-            for name, spec in specs.items()
-            if spec.head is not None
-        }
+        self.heads = dict[str, nn.Module]()
+        with torch.random.fork_rng():
+            for name, spec in specs.items():
+                if spec.head is not None:
+                    torch.manual_seed(derive_seed(seed, "init", "head", name))
+                    self.heads[name] = HEADS[spec.head](width, spec.head_layers).to(self.device)
         self._modules: dict[str, Module]
         if config.lora is None:
             self._modules = {n: base if n == "policy" else copy.deepcopy(base) for n in specs}

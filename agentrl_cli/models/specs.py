@@ -47,6 +47,7 @@ class ModelSpec:
     head: str | None = None
     follows: str = "policy"
     begins_as: str | None = None
+    head_layers: int = 0  # hidden layers of the head
 
     def __post_init__(self) -> None:
         rate = self.optimizer.head_lr if self.optimizer else None

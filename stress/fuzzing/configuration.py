@@ -19,7 +19,7 @@ from stress.fuzzing.target import Target
 PLAYED = (["algo=grpo", "env=twentyq"], ["algo=nlac", "env=arithmetic"],
           ["algo=ppo", "env=tau_mini"], ["algo=self_ac", "env=arithmetic"],
           ["algo=stepagent_inverse", "env=twentyq"],
-          ["algo=archer", "env=tau_mini"], ["algo=dpo"], ["algo=sft"])  # fmt: skip
+          ["algo=archer_small", "env=tau_mini"], ["algo=dpo"], ["algo=sft"])  # fmt: skip
 VALUES = (
     "", "null", "true", "-1", "0", "1", "2", "3.5", "1e309", "-1e309", "nan", "inf", "-inf",
     "1e-320", "9" * 25,

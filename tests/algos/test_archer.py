@@ -5,16 +5,20 @@ from __future__ import annotations
 import statistics
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from agentrl_cli.algos.archer import td_loss
 from agentrl_cli.algos.critics import StepSpan, with_fresh_actions
+from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
-from agentrl_cli.models.forward import Batch, Outputs, collate
+from agentrl_cli.models.forward import Batch, Outputs, collate, token_logprobs
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.play import first_turn
 from tests.builders.archer import ACTION, archer, archer_with_values, phases, run_update, targets
@@ -22,7 +26,8 @@ from tests.builders.critics import bound, head_values, learner, success_while_le
 from tests.builders.models import LORA
 from tests.builders.nlac import CHAT, LOST, WON, episode, filled
 
-Q, V = 0, 1
+Q, V, Q2, V2 = range(4)
+DOUBLE: dict[str, Any] = {"num_critics": 2, "head_layers": 2}
 
 # the critic's targets
 
@@ -152,7 +157,71 @@ def test_critic_loss_by_hand():
     assert values.grad.tolist() == [[[0.0, -3.0], [-2.0, 0.0]]]
 
 
+def test_two_critics_have_their_own_targets(model_folder: Path):
+    algo, models, _ = archer_with_values(model_folder, **DOUBLE)
+    played = with_rewards(deepcopy(WON), 0.25, -0.5, 1.0)
+    samples = algo.transitions([played], 0)
+    states = [head_values(models, "target", played.state_ids(k)) for k in range(3)]
+    acted = [
+        head_values(models, "target", played.state_ids(k) + CHAT.encode_action(ACTION))
+        for k in range(3)
+    ]
+    for name, q, v in (("", Q, V), ("2", Q2, V2)):
+        expected = [0.25 + 0.9 * states[1][v], -0.5 + 0.9 * states[2][v], 1.0]
+        found = [t for s in samples for t in s.per_token[f"q{name}_target"] if t]
+        assert found == pytest.approx(expected, abs=1e-5)
+        found = [t for s in samples for t in s.per_token[f"v{name}_target"] if t]
+        assert found == pytest.approx([values[q] for values in acted], abs=1e-5)
+    assert min(abs(row[V] - row[V2]) for row in states) > 0.01
+
+
+def test_loss_of_two_critics_by_hand():
+    values = torch.tensor([[[9.0, 0.5, 9.0, 1.0], [2.0, 9.0, 5.0, 9.0]]], requires_grad=True)
+    none = torch.zeros(1, 2)
+    rows = {
+        "q_at": [0, 1], "q_target": [0, 3], "q2_target": [0, 3],
+        "v_at": [1, 0], "v_target": [2, 0], "v2_target": [3, 0],
+    }  # fmt: skip
+    per_token = {name: torch.tensor([row], dtype=torch.float32) for name, row in rows.items()}
+    batch = Batch(torch.zeros(1, 2, dtype=torch.long), none, per_token, torch.tensor([2]))
+    loss, sums = td_loss(Outputs(none, none, values), batch)
+    loss.backward()
+    assert loss.item() == 1 + 4 + 2.25 + 4 and values.grad is not None
+    assert {name: float(each) for name, each in sums.items()} == {
+        "q_loss": 2.5, "v_loss": 3.125, "q": 3.5, "v": 0.75,
+    }  # fmt: skip
+    assert values.grad.tolist() == [[[0, -3, 0, -4], [-2, 0, 4, 0]]]
+
+
+def test_equal_linear_critics_are_refused():
+    with pytest.raises(UserError) as refused:
+        archer(num_critics=2)
+    assert refused.value.code == "conflicting-settings"
+
+
 # the models
+
+
+def test_heads_with_hidden_layers_by_hand(model_folder: Path):
+    before = torch.random.get_rng_state()
+    models = bound(archer(**DOUBLE), model_folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    weights = {key: w.detach() for key, w in models.weights("critic").items() if "head." in key}
+    width = len(weights["head.q.weight"])
+    hidden = torch.randn(3, width)
+    expected = []
+    for name in ("q", "v", "q2", "v2"):
+        x = hidden
+        for layer in (0, 2):
+            weight, bias = (weights[f"head.{name}.hidden.{layer}.{w}"] for w in ("weight", "bias"))
+            x = (x @ weight.T + bias).clamp(min=0)
+        expected.append(x @ weights[f"head.{name}.weight"] + weights[f"head.{name}.bias"])
+        assert 0 < weights[f"head.{name}.weight"].abs().max() <= width**-0.5
+    found = models.heads["critic"](hidden)
+    assert torch.allclose(found, torch.stack(expected, -1), atol=1e-6)
+    assert models.fingerprint("target") == models.fingerprint("critic")
+    other = ModelSet(models.config, models.specs, "cpu", 1)
+    assert not torch.equal(other.heads["critic"](hidden), found)
 
 
 def test_target_starts_as_the_critic(model_folder: Path):
@@ -267,6 +336,98 @@ def test_normalised_advantages_ignore_an_offset(model_folder: Path):
     assert [b - a for a, b in zip(rows[0][0], rows[1][0], strict=True)] == pytest.approx([5.0] * 5)
     for one, other in zip(rows[0][1:], rows[1][1:], strict=True):
         assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_value_and_advantage_of_the_minimum(model_folder: Path):
+    algo, models, _ = archer_with_values(model_folder, **DOUBLE)
+    played = deepcopy(WON)
+    algo.annotate([played])
+    refs = [TurnRef(played, k) for k in range(3)]
+    found = algo.action_values(refs)
+    smaller = set()
+    for ref, turn, value in zip(refs, played.turns, found, strict=True):
+        state = head_values(models, "critic", ref.state_ids)
+        acted = head_values(models, "critic", ref.state_ids + ref.action_ids)
+        q, v = min(acted[Q], acted[Q2]), min(state[V], state[V2])
+        assert turn.info["value"] == pytest.approx(v, abs=1e-5)
+        assert turn.info["advantage"] == pytest.approx(q - v, abs=1e-5)
+        assert value == pytest.approx(q, abs=1e-5)
+        smaller |= {("q", acted[Q] < acted[Q2]), ("v", state[V] < state[V2])}
+    assert len(smaller) > 1
+
+
+def test_actor_trains_on_fresh_actions_in_replayed_states(model_folder: Path):
+    algo, models, generator = archer_with_values(
+        model_folder, **DOUBLE, actor_states=4, actor_epochs=2, action="stored"
+    )
+    mute = deepcopy(LOST)
+    mute.id, mute.turns[0].action_ids = "mute", []
+    found = phases(algo, [deepcopy(LOST)], filled(WON, mute))[1:]
+    assert [(phase.name, phase.epochs) for phase in found] == [("policy", 1)] * 2
+    tried = CHAT.encode_action(ACTION)
+    states = [WON.state_ids(k) for k in range(3)]
+    for phase, call in zip(found, generator.calls, strict=True):
+        assert [sample.ids for sample in phase.samples] == [s + tried for s in call.prompts]
+        assert all(state in states for state in call.prompts) and call.model == "policy"
+        for sample in phase.samples:
+            size = len(sample.ids) - len(tried)
+            before = head_values(models, "critic", sample.ids[:size])
+            after = head_values(models, "critic", sample.ids)
+            advantage = min(after[Q], after[Q2]) - min(before[V], before[V2])
+            assert sample.mask == [0] * size + [1] * len(tried)
+            weights = [0.0] * size + [advantage] * len(tried)
+            assert sample.per_token["weight"] == pytest.approx(weights, abs=1e-5)
+
+
+def test_actor_loss_is_the_mean_over_states(model_folder: Path):
+    algo, models, _ = archer_with_values(model_folder, **DOUBLE, actor_states=3)
+    phase = phases(algo, [deepcopy(LOST)], filled(WON))[-1]
+    policy = models.forward("policy")
+    expected = statistics.fmean(
+        -max(sample.per_token["weight"], key=abs) * sum(row)
+        for sample, row in zip(phase.samples, token_logprobs(policy, phase.samples), strict=True)
+    )
+    critic = models.fingerprint("critic")
+    found = learner(algo, models).run(iter([phase]), 0)
+    assert found["policy/loss"] == pytest.approx(expected, rel=1e-4)
+    assert found["policy/steps"] == 1 and models.fingerprint("critic") == critic
+
+
+REFERENCE = {  # scripts/config/archer_20q.yaml and default.yaml in github.com/YifeiZhou02/ArCHer
+    "critic_updates": 50,  # epochs
+    "critic_warmup": 20,  # warmup_iter
+    "num_critics": 2,  # archer/models/critic.py: critic1, critic2, v_critic1, v_critic2
+    "head_layers": 2,  # the same: Linear, ReLU, Linear, ReLU, Linear
+    "gamma": 0.95,
+    "ema_decay": 1 - 0.1,  # tau
+    "normalise_advantages": False,  # archer/algorithms/archer/trainer.py: q - v
+    "actor_states": 8 * 32,  # batch_size * grad_accum_steps
+    "actor_epochs": 3,
+    "minibatch_tokens": 0,  # trainer.py: one step per epoch
+    # torch.optim.Adam; max_grad_norm 1.0 of a sum over 32 batches
+    "optimizer": OptimizerSpec(lr=1e-6, max_grad_norm=1.0 / 32),  # lm_lr
+    "critic_optimizer": OptimizerSpec(lr=2e-5, max_grad_norm=1.0 / 32),  # critic_lr
+}
+
+
+def test_default_has_the_numbers_of_the_authors():
+    cfg = check(compose(["algo=archer", "env=twentyq"]))
+    algo = build(cfg.algo)
+    assert {name: getattr(algo, name) for name in REFERENCE} == REFERENCE
+    assert cfg.rollout.episodes_per_step == 128 and cfg.rollout.temperature == 1.0
+    turns = 10.5  # of an episode of env=twentyq, on average
+    assert algo.episodes_per_update * turns == pytest.approx(8 * 32, rel=0.05)
+    assert algo.buffer_size * turns == pytest.approx(100_000, rel=0.1)
+
+
+@pytest.mark.slow
+def test_two_critics_and_replayed_actor_learn_a_coin_game(model_folder: Path):
+    adam = OptimizerSpec(lr=3e-3)
+    algo = archer(**DOUBLE, episodes_per_update=32, critic_updates=4, critic_warmup=3, gamma=1.0,
+                  ema_decay=0.5, actor_states=64, actor_epochs=3, optimizer=adam,
+                  critic_optimizer=adam)  # fmt: skip
+    won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
+    assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85
 
 
 def test_archer_learns_a_coin_game(model_folder: Path):

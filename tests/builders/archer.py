@@ -28,8 +28,9 @@ def archer(**changes) -> ArCHer:
     usual = {
         "episodes_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "buffer_size": 100,
         "action": "fresh", "gamma": 0.9, "ema_decay": 0.75,
-        "normalise_advantages": False, "clip_eps": 0.2,
-        "actor_epochs": 1, "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "num_critics": 1, "head_layers": 0, "normalise_advantages": False, "clip_eps": 0.2,
+        "actor_states": 0, "actor_epochs": 1, "minibatch_tokens": 0,
+        "optimizer": OptimizerSpec(lr=1e-2),
         "critic_optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return ArCHer(**{**usual, **changes})

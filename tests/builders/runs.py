@@ -35,6 +35,10 @@ ALGORITHMS = {
     ],
     "archer": [
         "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
+        "algo.episodes_per_update=4", "algo.buffer_size=20", "algo.actor_states=8",
+    ],
+    "archer_small": [
+        "algo=archer_small", "algo.critic_updates=2", "algo.critic_warmup=1",
         "algo.episodes_per_update=4", "algo.buffer_size=20",
     ],
     "dpo": ["algo=dpo", DEMOS, "algo.minibatch_tokens=400", "algo.reference=iteration"],

@@ -132,7 +132,7 @@ def test_impossible_reproduction_is_refused(tmp_path: Path):
 
 
 def test_toy_sizes_are_those_of_existing_keys():
-    overrides = toy_overrides(compose(["recipe=twentyq", "algo=archer"]))
+    overrides = toy_overrides(compose(["recipe=twentyq", "algo=archer_small"]))
     assert {"steps=1", "algo.critic_warmup=0"} <= set(overrides)
     assert not any(
         text.startswith(("algo.turns_per_update", "rollout.texts")) for text in overrides

@@ -76,3 +76,17 @@ def test_old_run_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert renames.renamed_metrics({"policy/informative_episodes": 0.75}) == {
         "reward/frac_zero_std": 0.25
     }
+
+
+def test_stored_archer_is_now_archer_small(tmp_path: Path):
+    new = check(compose(["recipe=wiki", "algo=archer_small"]))
+    stored = OmegaConf.to_container(new)
+    assert isinstance(stored, dict)
+    stored["choices"]["algo"] = "archer"
+    for key in ("num_critics", "head_layers", "actor_states"):
+        del stored["algo"][key]
+    OmegaConf.save(OmegaConf.create(stored), tmp_path / "config.yaml")
+    assert check(load(tmp_path / "config.yaml", [])) == new
+    current = check(compose(["algo=archer"]))
+    OmegaConf.save(current, tmp_path / "config.yaml")
+    assert check(load(tmp_path / "config.yaml", [])) == current

@@ -182,5 +182,6 @@ def test_sampled_texts_by_role():
         "critiques": turns * (candidates + 1),
         "refinements": turns,
     }
-    assert texts_of("algo=archer") == {"fresh actions": 16 * 8 * 12}
-    assert texts_of("algo=archer", "algo.action=stored") == {} == texts_of("algo=grpo")
+    assert texts_of("algo=archer") == {"fresh actions": 50 * 24 * 12 + 3 * 256}
+    assert texts_of("algo=archer_small") == {"fresh actions": 16 * 8 * 12}
+    assert texts_of("algo=archer_small", "algo.action=stored") == {} == texts_of("algo=grpo")

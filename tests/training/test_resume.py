@@ -32,6 +32,7 @@ CASES = {
     "grpo": ("grpo", []),
     "ppo": ("ppo", []),
     "archer": ("archer", []),
+    "archer_small": ("archer_small", []),
     "dpo": ("dpo", []),
     "stepagent_implicit": ("stepagent_implicit", ["algo.reference=iteration"]),
     "stepagent_inverse": ("stepagent_inverse", []),

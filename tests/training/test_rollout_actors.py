@@ -79,7 +79,7 @@ def untimed_facts(run: Run) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "at"), [("nlac", 9), ("archer", 7)])
+@pytest.mark.parametrize(("algo", "at"), [("nlac", 9), ("archer_small", 7)])
 def test_resume_with_episodes_ahead_equals_uninterrupted_run(tmp_path: Path, algo: str, at: int):
     usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
     more = (ACTORS, "save_every=0", "algo.critic_warmup=0", "eval_every=0", "eval.baseline=false")
