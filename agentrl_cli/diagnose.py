@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentrl_cli.algos.losses import group_advantages
 from agentrl_cli.algos.samples import TurnRef, completion_sample
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.errors import UserError
@@ -432,6 +433,9 @@ def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
     routes, episodes = map(list, zip(*drawn, strict=True))
     parts.algo.annotate(episodes)
     advantages = [[turn.info["advantage"] for turn in episode.turns] for episode in episodes]
+    rewards, tasks = [e.reward for e in episodes], [e.task.id for e in episodes]
+    outcome = group_advantages(rewards, tasks, normalise=False)
+    same_at_every_turn = [[a] * len(r) for a, r in zip(outcome, routes, strict=True)]
     scores = {
         i: np.array([[sum(p * v[child] for p, child in row) for row in node.children]])
         for i, node in enumerate(tree.nodes)
@@ -442,4 +446,5 @@ def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
         "r2": r_squared(exact.v, v, exact.reach),
         "r2_turn": r_squared(exact.v, mean_by_turn(tree, exact), exact.reach),
         "sign": sign_accuracy(exact, routes, advantages),
+        "sign_grpo": sign_accuracy(exact, routes, same_at_every_turn),
     }

@@ -64,6 +64,7 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *GUARDED)
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, ACTORS, "steps=1")
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *NLRL)
+    found |= logged("grpo", tmp_path_factory.mktemp("run"), SPEAKER, "ablation=frozen_forecast")
     school = tmp_path_factory.mktemp("run")
     found |= logged("sft", school, *student_overrides(school))
     found |= logged_with_server(tmp_path_factory.mktemp("run"), model_folder)

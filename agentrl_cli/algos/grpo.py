@@ -10,7 +10,8 @@ The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
     L = - mean_t min(r_t A, clip(r_t, 1 - eps, 1 + eps) A) + kl_coef KL(pi || pi_ref)
 
 Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
-episode. Episodes with advantage 0 are skipped, in the KL too. Left out: process rewards.
+episode. Episodes with advantage 0 are skipped, in the KL too. Left out: process rewards, except for
+`frozen_forecast`, which adds `coef` times the gain of forecasts (frozen_forecast.py) to each turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.frozen_forecast import REFERENCE, add_forecast_gains, forecast_tokens
 from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.algos.settings import GRPOConfig
@@ -35,18 +37,23 @@ class GRPO(GRPOConfig, Algorithm):
     uses_ratio = True
 
     def models(self) -> dict[str, ModelSpec]:
-        return with_reference(self.optimizer, needed=self.kl_coef > 0)
+        models = with_reference(self.optimizer, needed=self.kl_coef > 0)
+        return models | (REFERENCE if self.frozen_forecast else {})
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase on all episodes with an advantage."""
         played = [e for e in episodes if not e.error]
         rewards, groups = [e.reward for e in played], [e.group for e in played]
         advantages = group_advantages(rewards, groups, self.normalise_advantages)
+        metrics, coef = {}, 0.0
+        if self.frozen_forecast:
+            metrics = add_forecast_gains(self.context, self.frozen_forecast, played)
+            coef = self.frozen_forecast.coef
         samples: list[Sample] = []
         for episode, advantage in zip(played, advantages, strict=True):
             for turn in episode.turns:
-                turn.info["advantage"] = advantage
-            if advantage:
+                turn.info["advantage"] = advantage + coef * turn.info.get("forecast_gain", 0.0)
+            if any(turn.info["advantage"] for turn in episode.turns):
                 samples += episode_samples(episode, turn_advantage)
         models = self.context.models
         add_logprobs(models.forward("policy"), samples, "old_logprob")
@@ -55,8 +62,12 @@ class GRPO(GRPOConfig, Algorithm):
         zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs,
-            minibatch_tokens=self.minibatch_tokens, metrics={"reward/frac_zero_std": zero_std},
+            minibatch_tokens=self.minibatch_tokens,
+            metrics={"reward/frac_zero_std": zero_std} | metrics,
         )  # fmt: skip
+
+    def extra_prompt_tokens(self) -> int:
+        return forecast_tokens(self.context, self.frozen_forecast)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the clipped surrogate plus the KL penalty."""

@@ -60,6 +60,63 @@ class TrainingConfig(Settings):
     optimizer: Annotated[OptimizerSpec, Field(description="AdamW and its learning rate schedule.")]
 
 
+# --- forecasts, shared by NLAC and its controls ---
+
+NLAC_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a prompt
+NLAC_PLACEHOLDERS = {  # by prompt, the placeholders that it may contain
+    "forecast": (),
+    "backup": ("response", "forecast"),
+    "evaluate": ("forecasts", "alternatives", "others"),
+    "refine": ("critique",),
+    "refine_by_rollouts": ("rollouts",),
+    "aggregate": ("response", "rollouts"),
+    "terminal": ("response", "outcome"),
+    "alternatives": ("others",),
+    "frame": ("instruction",),
+}
+
+
+@dataclass(kw_only=True)
+class ForecastPromptConfig(Settings):
+    """The instruction of the forecast role and how all roles' instructions are sent and parsed."""
+
+    forecast: Annotated[
+        str, Field(min_length=1, description="Successor: forecast how the episode continues.")
+    ]
+    parser: Annotated[
+        Literal["strict", "lenient"],
+        Field(description="Accept only the trained form of role texts, or other forms, too."),
+    ] = "strict"
+    speaker: Annotated[
+        Literal["user", "system"], Field(description="Sender of the instructions.")
+    ] = "user"
+    frame: Annotated[
+        str,
+        Field(description="Wraps an {instruction} if the template allows no message of `speaker`."),
+    ] = "{instruction}"
+
+    def check_settings(self) -> None:
+        """Raise UserError for an unknown placeholder and for a frame without its instruction."""
+        for prompt, known in NLAC_PLACEHOLDERS.items():
+            for name in NLAC_PLACEHOLDER.findall(vars(self).get(prompt, "")):
+                if name not in known:
+                    choices = ", ".join(known) or "none"
+                    line = f"prompts.{prompt} has the unknown placeholder '{name}'"
+                    raise UserError(f"{line}; it can have: {choices}", code="unknown-placeholder")
+        if "{instruction}" not in self.frame:
+            line = "prompts.frame does not contain '{instruction}'; add it"
+            raise UserError(line, code="missing-placeholder")
+
+
+@dataclass(kw_only=True)
+class FrozenForecastConfig(ForecastPromptConfig):
+    """Forecasts of a frozen copy of the initial model, as NLAC's critic writes them."""
+
+    num_forecasts: Annotated[int, Field(ge=1, description="Forecasts per turn.")]
+    role_tokens: Annotated[int, Field(ge=1, description="Maximum tokens of a forecast.")]
+    role_temperature: Annotated[float, Field(ge=0, description="Temperature of forecasts.")]
+
+
 # --- SFT, RFT ---
 
 
@@ -68,9 +125,21 @@ class SFTConfig(TrainingConfig):
     """Settings of SFT, and of RFT, which is SFT with `only_success`."""
 
     only_success: Annotated[bool, Field(description="Train on the policy's successes only.")]
+    frozen_forecast: Annotated[
+        FrozenForecastConfig | None,
+        Field(description="Train only on turns after which the forecasts of the initial model are "
+              "not worse than after the turn before. null: on all turns."),
+    ] = None  # fmt: skip
 
 
 # --- GRPO ---
+
+
+@dataclass(kw_only=True)
+class GRPOForecastConfig(FrozenForecastConfig):
+    """Forecasts as a part of GRPO's advantage."""
+
+    coef: Annotated[float, Field(ge=0, description="Weight of the improvement of forecasts.")]
 
 
 @dataclass(kw_only=True)
@@ -83,6 +152,11 @@ class GRPOConfig(TrainingConfig):
     ]
     clip_eps: Clip
     kl_coef: KLCoef
+    frozen_forecast: Annotated[
+        GRPOForecastConfig | None,
+        Field(description="Add to the advantage of a turn how much it improves the forecasts of "
+              "the initial model. null: nothing."),
+    ] = None  # fmt: skip
 
 
 # --- PPO ---
@@ -168,26 +242,12 @@ class DPOConfig(TrainingConfig):
 
 # --- NLAC ---
 
-NLAC_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a prompt
-NLAC_PLACEHOLDERS = {  # by prompt, the placeholders that it may contain
-    "forecast": (),
-    "backup": ("response", "forecast"),
-    "evaluate": ("forecasts", "alternatives", "others"),
-    "refine": ("critique",),
-    "refine_by_rollouts": ("rollouts",),
-    "aggregate": ("response", "rollouts"),
-    "terminal": ("response", "outcome"),
-    "alternatives": ("others",),
-    "frame": ("instruction",),
-}
-
 
 @dataclass(kw_only=True)
-class NLACPromptsConfig(Settings):
+class NLACPromptsConfig(ForecastPromptConfig):
     """Instructions of the roles, each sent as one message after the interaction so far. Words in
     braces, such as `{response}`, are replaced."""
 
-    forecast: Annotated[str, Field(description="Successor: forecast how the episode continues.")]
     backup: Annotated[str, Field(description="Backup: forecast from {response} and {forecast}.")]
     evaluate: Annotated[
         str, Field(description="Evaluator: critique by {forecasts} and {alternatives}.")
@@ -207,29 +267,6 @@ class NLACPromptsConfig(Settings):
         Field(description="Fills {alternatives} of evaluate with forecasts of {others}; absent if "
               "there are none."),
     ] = ""  # fmt: skip
-    parser: Annotated[
-        Literal["strict", "lenient"],
-        Field(description="Accept only the trained form of role texts, or other forms, too."),
-    ] = "strict"
-    speaker: Annotated[
-        Literal["user", "system"], Field(description="Sender of the instructions.")
-    ] = "user"
-    frame: Annotated[
-        str,
-        Field(description="Wraps an {instruction} if the template allows no message of `speaker`."),
-    ] = "{instruction}"
-
-    def check_settings(self) -> None:
-        """Raise UserError for an unknown placeholder and for a frame without its instruction."""
-        for prompt, known in NLAC_PLACEHOLDERS.items():
-            for name in NLAC_PLACEHOLDER.findall(vars(self)[prompt]):
-                if name not in known:
-                    choices = ", ".join(known) or "none"
-                    line = f"prompts.{prompt} has the unknown placeholder '{name}'"
-                    raise UserError(f"{line}; it can have: {choices}", code="unknown-placeholder")
-        if "{instruction}" not in self.frame:
-            line = "prompts.frame does not contain '{instruction}'; add it"
-            raise UserError(line, code="missing-placeholder")
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.frozen_forecast import REFERENCE, add_forecast_gains, forecast_tokens
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import PerToken, episode_samples
 from agentrl_cli.algos.settings import SFTConfig
@@ -43,19 +44,29 @@ class SFT(SFTConfig, Algorithm):
         self.demos = context.demos
 
     def models(self) -> dict[str, ModelSpec]:
-        return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
+        policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
+        return {"policy": policy} | (REFERENCE if self.frozen_forecast else {})
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase on the demonstrations or the kept episodes."""
         episodes = self.demos or episodes
         kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
+        metrics = {"sft/kept_episodes": len(kept) / max(1, len(episodes))}
+        if self.frozen_forecast:
+            metrics |= add_forecast_gains(self.context, self.frozen_forecast, kept)
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
         yield Phase(
             "sft", samples, nll, epochs=self.epochs, minibatch_tokens=self.minibatch_tokens,
-            metrics={"sft/kept_episodes": len(kept) / max(1, len(episodes))},
+            metrics=metrics,
         )  # fmt: skip
+
+    def extra_prompt_tokens(self) -> int:
+        return forecast_tokens(self.context, self.frozen_forecast)
 
 
 def turn_weight(index: int, turn: Turn) -> PerToken:
-    """Return the weight of a demonstration's turn, or of each of its tokens; 1 by default."""
+    """Return the weight of a demonstration's turn, or of each of its tokens; 1 by default, and 0 if
+    forecasts are worse after the turn."""
+    if turn.info.get("forecast_gain", 0.0) < 0:
+        return {"weight": 0.0}
     return {"weight": turn.info.get("weight", 1.0)}

@@ -19,7 +19,12 @@ from agentrl_cli.report.figures import svg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STATE_COLUMNS = {"r2": "R2 of V", "r2_turn": "R2 by turn", "sign": "right sign"}
+STATE_COLUMNS = {
+    "r2": "R2 of V",
+    "r2_turn": "R2 by turn",
+    "sign": "right sign",
+    "sign_grpo": "GRPO's sign",
+}
 ACTION_COLUMNS = {
     "estimate": "estimate", "policy_value": "policy's Q", "behaviour_value": "behaviour's Q",
 }  # fmt: skip
@@ -30,7 +35,8 @@ between 0.43 and 0.57. Success is above 67 %, which a policy reaches that always
 HEALTHY_STATES = """\
 Healthy: R2 of V is 0.5 or better, above that of a prediction by the turn number alone, and near 0
 or below with shuffled rewards. The advantage has the right sign at the deciding turn in 85 % of
-episodes; with env.loss=1, the default, the outcome alone gives this sign."""
+episodes. GRPO's is that of the reward relative to all episodes of the task: with env.loss=1, the
+default, it is always right; with env.loss=0.5 a critic can do better."""
 
 
 def diagnose(

@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 ROLES = ("system", "user", "assistant", "tool")  # of a message
 ANNOTATIONS = frozenset(  # keys of `Turn.info` that play and algorithms write
-    ("weight", "branches", "value", "advantage", "td_error", "critic", "thoughts", "forced")
+    (
+        "weight",
+        "branches",
+        "value",
+        "advantage",
+        "td_error",
+        "forecast_gain",
+        "critic",
+        "thoughts",
+        "forced",
+    )
 )
 MOST_EPISODES = 1_000_000  # that one call may start; memory has to hold all of them
 # former name of a field of Turn or Episode: its name today

@@ -308,6 +308,21 @@ def test_clipped_turn_gets_no_gradient():
     assert outputs.logprobs.grad[0].tolist() == pytest.approx(expected)
 
 
+def test_geometric_mean_by_hand():
+    batch = turns([[2, 1]])
+    outputs = outputs_of(batch, torch.tensor([[0, 0.3, -0.1, 0, 0.05]]))
+    advantages = torch.tensor([[2.0, -1.0]])
+    loss, metrics = clipped_turns(outputs, batch, advantages, 0.15, "turn_geo")
+    first, second = math.exp(0.1), math.exp(0.05)  # of (0.3 - 0.1) / 2 and 0.05 / 1
+    assert metrics["ratio"].item() == pytest.approx(first + second)
+    assert metrics["clip_fraction"] == 0  # the product, exp(0.2), would be clipped
+    assert loss.item() == pytest.approx(-2 * first + second)
+    loss.backward()
+    assert outputs.logprobs.grad is not None
+    expected = [0, -2 * first / 2, -2 * first / 2, 0, second]
+    assert outputs.logprobs.grad[0].tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("ratio", ["turn", "turn_geo", "token"])
 def test_padded_turns_add_nothing(ratio: str):
     rows, drift = [[3], [1, 2, 2, 4], [2, 1]], 0.05

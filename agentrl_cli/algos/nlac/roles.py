@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
 from agentrl_cli.algos.samples import TurnRef
-from agentrl_cli.algos.settings import NLAC_PLACEHOLDER, NLACAdvancedConfig, NLACPromptsConfig
+from agentrl_cli.algos.settings import (
+    NLAC_PLACEHOLDER,
+    ForecastPromptConfig,
+    FrozenForecastConfig,
+    NLACAdvancedConfig,
+    NLACPromptsConfig,
+)
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.rollout.play import first_turn
 
@@ -67,16 +73,16 @@ def success_share(forecasts: list[str], parser: Parser) -> float:
 
 
 @dataclass
-class Roles:
-    """Samples the texts of all roles. `critic` names the successor model.
+class Forecaster:
+    """Samples forecasts. `critic` names the model that writes them.
 
     Every call uses new seeds. They derive from the run's seed, the current stream, the number of
     the call in that stream, and the row, so the order of calls is part of the algorithm.
     """
 
     context: Context
-    prompts: NLACPromptsConfig
-    settings: NLACAdvancedConfig
+    prompts: ForecastPromptConfig
+    settings: NLACAdvancedConfig | FrozenForecastConfig
     critic: str
     stream: tuple[object, ...] = ()
     calls: int = 0
@@ -94,14 +100,6 @@ class Roles:
         """Return a seed of the current stream."""
         return derive_seed(self.context.seed, *self.stream, *parts)
 
-    # --- one method per role ---
-
-    def act(self, turns: list[TurnRef]) -> list[Ids]:
-        """a ~ π(s): sample an action in the state of each turn."""
-        states, sampling = [turn.state_ids for turn in turns], self.context.sampling
-        replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
-        return [self._first_turn(completion.ids) for (completion,) in replies]
-
     def forecast(
         self, turns: list[TurnRef], actions: list[Ids], count: int, model: str | None = None
     ) -> list[list[str]]:
@@ -112,47 +110,6 @@ class Roles:
         rows = self.write("forecast", prompts, model or self.critic, count)
         texts = [[self.decode(ids) for ids in row] for row in rows]
         return [[text for text in row if self.parser.outcome(text) is not None] for row in texts]
-
-    def back_up(self, rows: list[tuple[TurnRef, str]]) -> list[Ids]:
-        """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
-        from the turn (s, a, s')."""
-        prompts = [
-            self.prompt(t, t.action_ids, self.prompts.backup, response=t.response, forecast=text)
-            for t, text in rows
-        ]
-        return [ids for (ids,) in self.write("backup", prompts, self.settings.backup_model)]
-
-    def critiques(self, actions: list[Candidate]) -> list[str]:
-        """q ~ E(s, a, d): sample a critique of each action, empty if it has no forecast."""
-        prompts = [
-            self.prompt(
-                action.turn, action.action_ids, self.prompts.evaluate,
-                forecasts="\n".join(action.forecasts),
-                others="\n".join(action.alternatives) or "none",
-                alternatives=self._alternatives(action),
-            )
-            for action in actions
-        ]  # fmt: skip
-        model, temperature = self.settings.role_model, self.settings.critique_temperature
-        texts = self.write("evaluate", prompts, model, temperature=temperature)
-        pairs = zip(actions, texts, strict=True)
-        return [self.decode(ids) if action.forecasts else "" for action, (ids,) in pairs]
-
-    def _alternatives(self, action: Candidate) -> str:
-        """Return the part of an evaluator's prompt about other actions, empty if there are none."""
-        others = "\n".join(action.alternatives)
-        return fill(self.prompts.alternatives, others=others) if others else ""
-
-    def refine(self, prompts: list[Ids]) -> list[Ids]:
-        """a' ~ π^r(s, a, q): sample a refined action after each prompt."""
-        longest, settings = self.context.sampling.max_tokens, self.settings
-        written = self.write(
-            "refine", prompts, settings.role_model, temperature=settings.refine_temperature,
-            max_tokens=longest,
-        )  # fmt: skip
-        return [self._first_turn(ids) for (ids,) in written]
-
-    # --- prompts and sampling ---
 
     def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
         """Return a role's prompt: the state of the turn, the action, the filled-in instruction."""
@@ -198,6 +155,63 @@ class Roles:
         stopped = bool(ids) and ids[-1] in self.context.sampling.stop_ids
         return stopped or (delimiter != "" and self.decode(ids).endswith(delimiter))
 
+    def _next_seeds(self, count: int) -> list[int]:
+        self.calls += 1
+        return [self.seed(self.calls, i) for i in range(count)]
+
+
+@dataclass
+class Roles(Forecaster):
+    """Samples the texts of all roles of NLAC."""
+
+    prompts: NLACPromptsConfig
+    settings: NLACAdvancedConfig
+
+    def act(self, turns: list[TurnRef]) -> list[Ids]:
+        """a ~ π(s): sample an action in the state of each turn."""
+        states, sampling = [turn.state_ids for turn in turns], self.context.sampling
+        replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
+        return [self._first_turn(completion.ids) for (completion,) in replies]
+
+    def back_up(self, rows: list[tuple[TurnRef, str]]) -> list[Ids]:
+        """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
+        from the turn (s, a, s')."""
+        prompts = [
+            self.prompt(t, t.action_ids, self.prompts.backup, response=t.response, forecast=text)
+            for t, text in rows
+        ]
+        return [ids for (ids,) in self.write("backup", prompts, self.settings.backup_model)]
+
+    def critiques(self, actions: list[Candidate]) -> list[str]:
+        """q ~ E(s, a, d): sample a critique of each action, empty if it has no forecast."""
+        prompts = [
+            self.prompt(
+                action.turn, action.action_ids, self.prompts.evaluate,
+                forecasts="\n".join(action.forecasts),
+                others="\n".join(action.alternatives) or "none",
+                alternatives=self._alternatives(action),
+            )
+            for action in actions
+        ]  # fmt: skip
+        model, temperature = self.settings.role_model, self.settings.critique_temperature
+        texts = self.write("evaluate", prompts, model, temperature=temperature)
+        pairs = zip(actions, texts, strict=True)
+        return [self.decode(ids) if action.forecasts else "" for action, (ids,) in pairs]
+
+    def _alternatives(self, action: Candidate) -> str:
+        """Return the part of an evaluator's prompt about other actions, empty if there are none."""
+        others = "\n".join(action.alternatives)
+        return fill(self.prompts.alternatives, others=others) if others else ""
+
+    def refine(self, prompts: list[Ids]) -> list[Ids]:
+        """a' ~ π^r(s, a, q): sample a refined action after each prompt."""
+        longest, settings = self.context.sampling.max_tokens, self.settings
+        written = self.write(
+            "refine", prompts, settings.role_model, temperature=settings.refine_temperature,
+            max_tokens=longest,
+        )  # fmt: skip
+        return [self._first_turn(ids) for (ids,) in written]
+
     def if_valid(self, ids: Ids) -> Ids | None:
         """Return a sampled forecast if it is complete and has an outcome, else None."""
         has_outcome = self.parser.outcome(self.decode(ids)) is not None
@@ -205,10 +219,6 @@ class Roles:
 
     def _first_turn(self, ids: Ids) -> Ids:
         return first_turn(ids, self.context.turn_delimiter, self.context.chat)
-
-    def _next_seeds(self, count: int) -> list[int]:
-        self.calls += 1
-        return [self.seed(self.calls, i) for i in range(count)]
 
 
 @dataclass

@@ -36,3 +36,13 @@ def test_slides_presets_follow_the_slides(preset: str):
     assert {key: algo[key] for key in said} == said
     assert algo.optimizer.head_lr is None and not algo.advanced.normalise_advantages
     assert algo.advanced.critic_grad == "full"
+
+
+@pytest.mark.parametrize(
+    ("model", "ratio"), [("model=tiny", "turn"), ("model=hf model.path=x", "turn_geo")]
+)
+def test_model_chooses_the_ratio_of_a_turn(model: str, ratio: str):
+    chosen = ["algo=self_ac", *model.split()]
+    assert check(compose(chosen)).algo.ratio == ratio
+    assert check(compose([*chosen, "ablation=slides"])).algo.ratio == "turn"
+    assert check(compose([*chosen, "algo.ratio=token"])).algo.ratio == "token"
