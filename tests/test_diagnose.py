@@ -19,6 +19,7 @@ from agentrl_cli.diagnose import (
     r_squared,
     run_arm,
     sign_accuracy,
+    state_metrics,
 )
 from agentrl_cli.training.build import Parts, build_parts
 
@@ -92,6 +93,13 @@ def test_sign_accuracy_at_the_deciding_turn(tree: Tree):
     # the sign of the outcome decides without chance: a letter arrives if no turn was wrong
     lost = sum(min(row) < -1e-9 for row in truths)
     assert sign_accuracy(exact, routes, [[1.0] * 4] * 300) == pytest.approx(1 - lost / 300)
+
+
+@pytest.mark.parametrize(("loss", "low", "high"), [(1.0, 1.0, 1.0), (0.5, 0.5, 0.9)])
+def test_sign_of_grpo_is_right_without_chance(loss: float, low: float, high: float):
+    parts = parts_of(f"env.loss={loss}")
+    tree = Tree(parts)
+    assert low <= state_metrics(parts, tree, tree.policy_values())["sign_grpo"] <= high
 
 
 @pytest.mark.parametrize(

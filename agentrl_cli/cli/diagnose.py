@@ -35,8 +35,8 @@ between 0.43 and 0.57. Success is above 67 %, which a policy reaches that always
 HEALTHY_STATES = """\
 Healthy: R2 of V is 0.5 or better, above that of a prediction by the turn number alone, and near 0
 or below with shuffled rewards. The advantage has the right sign at the deciding turn in 85 % of
-episodes. GRPO's is that of the reward relative to all episodes of the task: with env.loss=1, the
-default, it is always right; with env.loss=0.5 a critic can do better."""
+episodes. GRPO's is that of the reward relative to all episodes of the task. Self-AC and PPO have
+the same sign while algo.gae_lambda is 1. With env.loss=1, the default, it is always right."""
 
 
 def diagnose(
