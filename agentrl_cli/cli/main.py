@@ -484,6 +484,34 @@ def list_options(
         echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
+@verb("models")
+def models(
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Delete a model from the cache.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models that were fetched or converted, with size and folder."""
+    from agentrl_cli.models.fetch import PACKAGES, cached_models, remove_model
+    from agentrl_cli.report.summary import table
+
+    if remove is not None:
+        echo(remove_model(remove))
+        return
+    rows = [
+        {"name": name, "bytes": sum(file.stat().st_size for file in folder.iterdir())}
+        | {"folder": str(folder)}
+        for name, folder in cached_models().items()
+    ]
+    if as_json:
+        echo(json.dumps(rows))
+    elif rows:
+        sizes = [[row["name"], f"{row['bytes'] / 1e6:,.0f} MB", row["folder"]] for row in rows]
+        echo("\n".join(table([["name", "size", "folder"], *sizes])))
+    else:
+        echo(f"no models yet; model={next(iter(PACKAGES))} fetches one", err=True)
+
+
 @verb("config")
 def print_config(
     overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
