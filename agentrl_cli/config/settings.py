@@ -64,8 +64,10 @@ class ModelConfig:
     """A causal language model."""
 
     path: Annotated[
-        str, Field(description="A Hugging Face name or folder; tiny; or endpoint, evaluation only.")
-    ]
+        str,
+        Field(description="A Hugging Face name or folder; a GGUF file; tiny or smollm2; or "
+              "endpoint, evaluation only."),
+    ]  # fmt: skip
     weights: Annotated[
         str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
     ]

