@@ -498,16 +498,16 @@ def models(
     if remove is not None:
         echo(remove_model(remove))
         return
-    rows = [
-        {"name": name, "bytes": sum(file.stat().st_size for file in folder.iterdir())}
-        | {"folder": str(folder)}
+    found = [
+        (name, sum(file.stat().st_size for file in folder.iterdir()), str(folder))
         for name, folder in cached_models().items()
     ]
     if as_json:
-        echo(json.dumps(rows))
-    elif rows:
-        sizes = [[row["name"], f"{row['bytes'] / 1e6:,.0f} MB", row["folder"]] for row in rows]
-        echo("\n".join(table([["name", "size", "folder"], *sizes])))
+        keys = ("name", "bytes", "folder")
+        echo(json.dumps([dict(zip(keys, row, strict=True)) for row in found]))
+    elif found:
+        rows = [[name, f"{size / 1e6:,.0f} MB", folder] for name, size, folder in found]
+        echo("\n".join(table([["name", "size", "folder"], *rows])))
     else:
         echo(f"no models yet; model={next(iter(PACKAGES))} fetches one", err=True)
 

@@ -72,8 +72,10 @@ class ModelConfig:
         str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
     ]
     dtype: Annotated[
-        str, Field(description="Data type of the weights; auto: bfloat16 on CUDA, else float32.")
-    ]
+        str,
+        Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
+              "instructions for it, else float32."),
+    ]  # fmt: skip
     attention: Annotated[str, Field(description="Attention implementation of Transformers.")]
     gradient_checkpointing: Annotated[
         bool,

@@ -38,7 +38,7 @@ def load_base(
     """Return the model in eval mode, without dropout, on `device`, and its tokenizer. Raises
     UserError if it cannot be read or trained."""
     tokenizer = load_tokenizer(config)
-    model = _read_model(config, dtype_of(config.dtype, device), seed)
+    model = _read_model(config, dtype_of(config, device), seed)
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     rows = model.config.get_text_config().vocab_size
     if largest >= rows:
@@ -156,14 +156,24 @@ def _safely(source: str | Path) -> dict[str, Any]:
     return {"trust_remote_code": False, "local_files_only": Path(source).exists()}
 
 
-def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of `model.dtype` on `device`. Raises UserError for an unknown name."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in DTYPES:
-        line = f"model.dtype '{name}' is unknown; choose auto, float32 or bfloat16"
+def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of `model.dtype` on `device`. Raises UserError for an unknown name.
+
+    `auto` is bfloat16 on CUDA, and on a CPU that multiplies matrices of bfloat16 in hardware. The
+    embedded models keep float32 on every CPU, so that their results do not depend on it."""
+    if config.dtype == "auto":
+        is_fast = device.type == "cuda" or (config.path != "tiny" and cpu_has_bfloat16())
+        return torch.bfloat16 if is_fast else torch.float32
+    if config.dtype not in DTYPES:
+        line = f"model.dtype '{config.dtype}' is unknown; choose auto, float32 or bfloat16"
         raise UserError(line, code="unknown-option")
-    return DTYPES[name]
+    return DTYPES[config.dtype]
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for matrix products in bfloat16."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:

@@ -205,7 +205,9 @@ def build_parts(
 
 def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
     device = ranks.device or pick_device(cfg.hardware.device)
-    config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
+    config, place = as_dataclass(cfg.model, ModelConfig), device
+    if ranks.sharded:  # shards are float32
+        config, place = replace(config, dtype="float32"), "cpu"
     # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
     tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
     passes = Passes(None if ranks.sharded else _compute_dtype(cfg), tokens)

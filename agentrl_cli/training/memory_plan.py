@@ -88,7 +88,7 @@ def read_shapes(cfg: DictConfig) -> Shapes:
     """Return the sizes of the configured model, read from its config.json. Raises UserError if it
     cannot be read or adapters match none of its layers."""
     config = as_dataclass(cfg.model, ModelConfig)
-    dtype = dtype_of(config.dtype, torch.device(device_type(cfg)))
+    dtype = dtype_of(config, torch.device(device_type(cfg)))
     if cfg.hardware.get("strategy") == "fsdp":  # the dtype of forward passes, not of weights
         dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
@@ -259,7 +259,8 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
         if cfg.model.lora is None:
             values["model.lora"] = LORA
-        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+        config = as_dataclass(cfg.model, ModelConfig)
+        if dtype_of(config, torch.device(device_type(cfg))) == torch.float32:
             values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
     for key, value in values.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -52,7 +54,7 @@ def test_prompts_are_those_of_transformers(folder: str, first: int):
 
 def test_model_answers_a_question(folder: str):
     config = as_dataclass(compose(["model=smollm2"]).model, ModelConfig)
-    models = ModelSet(config, {"policy": SPECS["policy"]}, "cpu", 0)
+    models: Any = ModelSet(config, {"policy": SPECS["policy"]}, "cpu", 0)
     chat = Chat(models.tokenizer)
     generator = HFGenerator(models=models, max_batch=1, cache_tokens=100, cache_mib=None)
     question = Message("user", "What is the capital of France? Answer in one sentence.")
