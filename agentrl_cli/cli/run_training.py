@@ -37,7 +37,7 @@ from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training import memory_plan
-from agentrl_cli.training.build import Parts, build_parts, pick_device
+from agentrl_cli.training.build import Parts, build_parts, busy_machine, pick_device
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
 from agentrl_cli.training.rollout_actors import start_actors
@@ -72,6 +72,8 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
         with interruptible(launched=ranks.size > 1) as interrupted:
             with delete_unbuilt_run(run, ranks):
                 echo_err(f"run {run.folder}")
+                if hint := busy_machine():
+                    echo_err(hint)
                 attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)
