@@ -130,11 +130,9 @@ class HFGenerator(HFGeneratorConfig, Generator):
                 batch = _prefilled_batch(module, cache, inputs, streams, sampling)
                 _sample_all(module, cache, batch, sampling)
                 if bool(batch.logprobs[:-1].isnan().any()):
-                    line = (
-                        f"model '{model}' gives logits that are not finite; start from an earlier"
-                    )
-                    line += " checkpoint (init=RUN/checkpoints/STEP/models/policy) with a lower"
-                    line += " learning rate, or give model.dtype=float32"
+                    line = f"model '{model}' gives logits that are not finite; start from an"
+                    line += " earlier checkpoint (init=RUN/checkpoints/STEP/models/policy) with a"
+                    line += " lower learning rate, or give model.dtype=float32"
                     raise UserError(line, code="logits-not-finite")
                 completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
@@ -186,9 +184,9 @@ class HFGenerator(HFGeneratorConfig, Generator):
 
     @contextmanager
     def _merged(self, model: str) -> Iterator[PreTrainedModel]:
-        """Yield the module. On a CPU its adapter is merged into the weights inside, because adapters
-        cost a large part of decoding there. The base weights themselves do not change. The merged
-        weights of one model are kept until it changes or another one generates."""
+        """Yield the module. On a CPU its adapter is merged into the weights inside, because
+        adapters slow decoding down. The tensors of the base are put back and never written. The
+        merged weights are kept until the model changes or another one generates."""
         module = self.models.module(model)
         if self.models.device.type != "cpu":
             yield module
@@ -273,12 +271,12 @@ def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
     """Return the layers with this adapter, merged. Layers with shared weights are left out."""
     every = module.named_parameters(remove_duplicate=False)
     uses = Counter(id(weight) for _, weight in every)
-    layers = [part for part in module.modules() if isinstance(part, LoraLinear)]
     found = []
-    for layer in layers:
-        weight = layer.get_base_layer().weight
-        if adapter in layer.lora_A and uses[id(weight)] == 1:
-            found.append(MergedLayer(layer, weight + layer.get_delta_weight(adapter)))
+    for layer in module.modules():
+        if isinstance(layer, LoraLinear) and adapter in layer.lora_A:
+            weight = layer.get_base_layer().weight
+            if uses[id(weight)] == 1:
+                found.append(MergedLayer(layer, weight + layer.get_delta_weight(adapter)))
     return found
 
 

@@ -162,7 +162,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     activations = tokens * s.layers * (size * s.hidden if checkpointed else layer)
     held = gradients | {"activations": activations}
     of_layer = size * (2 * s.mlp + s.hidden) + (layer if checkpointed else 0)
-    cached, batch, logits = 0, 0, 0
+    cached, batch, logits, merged = 0, 0, 0, 0
     generator = cfg.hardware.generator
     if "cache_tokens" in generator:
         mib = generator.get("cache_mib")
@@ -173,6 +173,8 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         cached = min(half, generating * max(rows, generator.cache_tokens) * token)
         batch = min(half, rows * token)
         logits = SAMPLED * FULL * generator.max_batch * s.vocabulary
+        if s.adapter and device_type(cfg) == "cpu":
+            merged = size * (s.parameters - s.vocabulary * s.hidden)
     kept = {
         "base weights": size * s.parameters * (1 if s.adapter else len(kinds)),
         "adapters": size * s.adapter * len(kinds),
@@ -180,6 +182,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         "float32 averages": master * own * kinds.count("ema"),
         "optimizer moments": 2 * FULL * own * trained,
         "keys and values": cached,
+        "merged weights": merged,
     }
     roots = FULL * own if device_type(cfg) == "cuda" else 0
     step = gradients | {"gradients of masters": master * own, "roots of moments": roots}
