@@ -268,15 +268,29 @@ class HFGenerator(HFGeneratorConfig, Generator):
 @torch.inference_mode(False)
 @torch.no_grad()
 def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
-    """Return the layers with this adapter, merged. Layers with shared weights are left out."""
+    """Return the layers with this adapter, merged. Layers with shared weights are left out.
+
+    In bfloat16 a weight is rounded up or down at random with the probability that keeps its mean.
+    Rounding to the nearest number would drop most of a small adapter.
+    """
     every = module.named_parameters(remove_duplicate=False)
     uses = Counter(id(weight) for _, weight in every)
+    random, noises = torch.Generator().manual_seed(0), dict[torch.Size, Tensor]()
     found = []
     for layer in module.modules():
-        if isinstance(layer, LoraLinear) and adapter in layer.lora_A:
-            weight = layer.get_base_layer().weight
-            if uses[id(weight)] == 1:
-                found.append(MergedLayer(layer, weight + layer.get_delta_weight(adapter)))
+        if not (isinstance(layer, LoraLinear) and adapter in layer.lora_A):
+            continue
+        weight = layer.get_base_layer().weight
+        if uses[id(weight)] > 1:
+            continue
+        merged = weight.float() + layer.get_delta_weight(adapter)
+        if weight.dtype == torch.bfloat16:  # the upper half of the bits of a float32
+            if weight.shape not in noises:
+                options = {"dtype": torch.int32, "generator": random}
+                noises[weight.shape] = torch.randint(2**16, weight.shape, **options)
+            bits = merged.view(torch.int32).add_(noises[weight.shape]).bitwise_and_(-(2**16))
+            merged = bits.view(torch.float32)
+        found.append(MergedLayer(layer, merged.to(weight.dtype)))
     return found
 
 

@@ -284,6 +284,24 @@ def test_merging_restores_every_weight(adapted):
     assert all(weight.grad is not None for _, weight in adapted.trainable("policy"))
 
 
+def test_merging_in_bfloat16_keeps_small_adapters(model_folder):
+    models = build(model_folder, LoraConfig(rank=4, alpha=8, targets=["up_proj"]), dtype="bfloat16")
+    disturb(models, "policy")
+    with torch.no_grad():
+        for key, weight in models.weights("policy").items():
+            weight.mul_(1e-2 if "lora_B" in key else 1)
+    (entry, _) = merged_layers(models.module("policy"), "policy")
+    base = entry.layer.get_base_layer().weight.float()
+    exact = entry.layer.get_delta_weight("policy").float()
+    moved = entry.weight.float() - base
+    nearest = (base + exact).bfloat16().float() - base
+    kept, left = ((change * exact).sum() / exact.square().sum() for change in (moved, nearest))
+    assert entry.weight.dtype == torch.bfloat16
+    assert abs(kept - 1) < 0.2 and left < 0.5
+    (again, _) = merged_layers(models.module("policy"), "policy")
+    assert torch.equal(entry.weight, again.weight)
+
+
 def test_adapter_on_tied_weights_is_not_merged(model_folder):
     models = build(model_folder, LoraConfig(rank=4, alpha=8, targets=["lm_head", "q_proj"]))
     disturb(models, "policy")
