@@ -285,19 +285,20 @@ def test_merging_restores_every_weight(adapted):
 
 
 def test_merging_in_bfloat16_keeps_small_adapters(model_folder):
-    models = build(model_folder, LoraConfig(rank=4, alpha=8, targets=["up_proj"]), dtype="bfloat16")
+    lora = LoraConfig(rank=4, alpha=8, targets=["up_proj"])
+    models = build(model_folder, lora, dtype="bfloat16")
     disturb(models, "policy")
     with torch.no_grad():
         for key, weight in models.weights("policy").items():
-            weight.mul_(1e-2 if "lora_B" in key else 1)
+            weight.mul_(1e-3 if "lora_B" in key else 1)
     (entry, _) = merged_layers(models.module("policy"), "policy")
-    base = entry.layer.get_base_layer().weight.float()
-    exact = entry.layer.get_delta_weight("policy").float()
+    base = entry.layer.get_base_layer().weight.detach().float()
+    exact = entry.layer.get_delta_weight("policy").detach().float()
     moved = entry.weight.float() - base
     nearest = (base + exact).bfloat16().float() - base
-    kept, left = ((change * exact).sum() / exact.square().sum() for change in (moved, nearest))
+    kept, left = (float((d * exact).sum() / exact.square().sum()) for d in (moved, nearest))
     assert entry.weight.dtype == torch.bfloat16
-    assert abs(kept - 1) < 0.2 and left < 0.5
+    assert abs(kept - 1) < 0.3 and left < 0.5
     (again, _) = merged_layers(models.module("policy"), "policy")
     assert torch.equal(entry.weight, again.weight)
 
