@@ -280,7 +280,7 @@ def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
     for layer in module.modules():
         if not (isinstance(layer, LoraLinear) and adapter in layer.lora_A):
             continue
-        weight = layer.get_base_layer().weight
+        weight = layer.get_base_layer().get_parameter("weight")
         if uses[id(weight)] > 1:
             continue
         merged = weight.float() + layer.get_delta_weight(adapter)
