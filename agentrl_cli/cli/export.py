@@ -67,7 +67,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
         models.load_weights("policy", checkpoint.folder / "models" / "policy")
         module: Any = models.module("policy")
         plain = _merged(module) if isinstance(module, PeftModel) else module
-        plain.to(dtype_of(config.dtype, torch.device(cfg.hardware.device)))  # pyright: ignore
+        plain.to(dtype_of(config, torch.device(cfg.hardware.device)))  # pyright: ignore
         try:
             plain.save_pretrained(folder)
         except SafetensorError as error:  # of a full disk

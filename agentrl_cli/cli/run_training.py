@@ -37,7 +37,7 @@ from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training import memory_plan
-from agentrl_cli.training.build import Parts, build_parts, pick_device
+from agentrl_cli.training.build import Parts, build_parts, busy_machine, pick_device
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
 from agentrl_cli.training.rollout_actors import start_actors
@@ -75,6 +75,8 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
                 if (warmup := cfg.algo.get("critic_warmup") or 0) >= cfg.steps > 0:
                     line = f"warning: the policy does not train in the first {warmup} updates"
                     echo_err(f"{line} (algo.critic_warmup); give steps above {warmup}")
+                if hint := busy_machine():
+                    echo_err(hint)
                 attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)

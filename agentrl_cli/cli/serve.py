@@ -56,7 +56,7 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
         from agentrl_cli.models.load import dtype_of, find_base
 
         config = as_dataclass(cfg.model, ModelConfig)
-        dtype = str(dtype_of(config.dtype, torch.device(cfg.hardware.device)))
+        dtype = str(dtype_of(config, torch.device(cfg.hardware.device)))
         served = ServedModel(
             path=find_base(config, cfg.seed, Path(folder)), dtype=dtype.removeprefix("torch."),
             rank=cfg.model.lora.rank,

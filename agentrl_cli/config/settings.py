@@ -64,14 +64,18 @@ class ModelConfig:
     """A causal language model."""
 
     path: Annotated[
-        str, Field(description="A Hugging Face name or folder; tiny; or endpoint, evaluation only.")
-    ]
+        str,
+        Field(description="A Hugging Face name or folder; a GGUF file; tiny or smollm2; or "
+              "endpoint, evaluation only."),
+    ]  # fmt: skip
     weights: Annotated[
         str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
     ]
     dtype: Annotated[
-        str, Field(description="Data type of the weights; auto: bfloat16 on CUDA, else float32.")
-    ]
+        str,
+        Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
+              "instructions for it, else float32."),
+    ]  # fmt: skip
     attention: Annotated[str, Field(description="Attention implementation of Transformers.")]
     gradient_checkpointing: Annotated[
         bool,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
@@ -98,12 +99,21 @@ class Batch:
 
 
 @dataclass
+class MergedLayer:
+    """A layer with an adapter, and its weight plus the adapter's."""
+
+    layer: LoraLinear
+    weight: Tensor
+
+
+@dataclass
 class HFGenerator(HFGeneratorConfig, Generator):
     """Samples from the modules of a model set; batches have fewer rows if they would not fit."""
 
     models: Models
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
+    merged: dict[str, list[MergedLayer]] = field(default_factory=dict, init=False, repr=False)
 
     @torch.inference_mode()
     def generate(
@@ -112,34 +122,34 @@ class HFGenerator(HFGeneratorConfig, Generator):
         """Return `sampling.n` completions for each prompt. UserError if a logit is not finite."""
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
-        module, cache = self.models.module(model), self._cache(model)
-        completions: dict[tuple[int, int], Completion] = {}
-        for part in self._parts(prompts, sampling, model):
-            streams = [(seeds[i], j) for i, j in part]
-            inputs = [prompts[i] for i, _ in part]
-            batch = _prefilled_batch(module, cache, inputs, streams, sampling)
-            _sample_all(module, cache, batch, sampling)
-            if bool(batch.logprobs[:-1].isnan().any()):
-                line = f"model '{model}' gives logits that are not finite; start from an earlier"
-                line += " checkpoint (init=RUN/checkpoints/STEP/models/policy) with a lower"
-                line += " learning rate, or give model.dtype=float32"
-                raise UserError(line, code="logits-not-finite")
-            completions.update(zip(part, _completions(batch, sampling), strict=True))
+        cache, completions = self._cache(model), dict[tuple[int, int], Completion]()
+        with self._merged(model) as module:
+            for part in self._parts(prompts, sampling, model):
+                streams = [(seeds[i], j) for i, j in part]
+                inputs = [prompts[i] for i, _ in part]
+                batch = _prefilled_batch(module, cache, inputs, streams, sampling)
+                _sample_all(module, cache, batch, sampling)
+                if bool(batch.logprobs[:-1].isnan().any()):
+                    line = f"model '{model}' gives logits that are not finite; start from an"
+                    line += " earlier checkpoint (init=RUN/checkpoints/STEP/models/policy) with a"
+                    line += " lower learning rate, or give model.dtype=float32"
+                    raise UserError(line, code="logits-not-finite")
+                completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
     @torch.inference_mode()
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
         """Return the last hidden state [prompts, width] at each prompt's last token."""
-        module, cache = self.models.module(model), self._cache(model)
-        order: list[int] = []
+        cache, order = self._cache(model), list[int]()
         greedy = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
         states: list[Tensor] = []  # [part, width] each
-        for part in self._parts(prompts, greedy, model):
-            order += [i for i, _ in part]
-            inputs = [prompts[i] for i, _ in part]
-            batch = _prefilled_batch(module, cache, inputs, part, greedy)
-            outputs = _forward(module, batch, 0, output_hidden_states=True)
-            states.append(outputs.hidden_states[-1][:, -1])
+        with self._merged(model) as module:
+            for part in self._parts(prompts, greedy, model):
+                order += [i for i, _ in part]
+                inputs = [prompts[i] for i, _ in part]
+                batch = _prefilled_batch(module, cache, inputs, part, greedy)
+                outputs = _forward(module, batch, 0, output_hidden_states=True)
+                states.append(outputs.hidden_states[-1][:, -1])
         back = torch.tensor(order, device=cache.device).argsort()
         return torch.cat(states)[back]
 
@@ -164,11 +174,36 @@ class HFGenerator(HFGeneratorConfig, Generator):
             raise UserError(f"{line} lower rollout.max_seq_len", code="cache-too-small")
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Drop the cached keys and values of the former weights; the module itself is shared."""
+        """Drop what was computed from the former weights; the module itself is shared."""
         self.caches.pop(model, None)
+        self.merged.pop(model, None)
 
     def clear(self) -> None:
         self.caches.clear()
+        self.merged.clear()
+
+    @contextmanager
+    def _merged(self, model: str) -> Iterator[PreTrainedModel]:
+        """Yield the module. On a CPU its adapter is merged into the weights inside, because
+        adapters slow decoding down. The tensors of the base are put back and never written. The
+        merged weights are kept until the model changes or another one generates."""
+        module = self.models.module(model)
+        if self.models.device.type != "cpu":
+            yield module
+            return
+        if model not in self.merged:
+            self.merged = {model: merged_layers(module, model)}
+        layers = self.merged[model]
+        originals = [entry.layer.get_base_layer().weight.data for entry in layers]
+        try:
+            for entry in layers:
+                entry.layer.get_base_layer().weight.data = entry.weight
+                entry.layer.merged_adapters = [model]
+            yield module
+        finally:
+            for entry, weight in zip(layers, originals, strict=True):
+                entry.layer.get_base_layer().weight.data = weight
+                entry.layer.merged_adapters = []
 
     def _cache(self, model: str) -> PrefixCache:
         if model not in self.caches:
@@ -228,6 +263,35 @@ class HFGenerator(HFGeneratorConfig, Generator):
             free += self.caches.pop(others.pop(0)).nbytes
         cache.max_slots = free // self._token_bytes(model)
         cache.max_copied = self._half_tokens(model)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
+    """Return the layers with this adapter, merged. Layers with shared weights are left out.
+
+    In bfloat16 a weight is rounded up or down at random with the probability that keeps its mean.
+    Rounding to the nearest number would drop most of a small adapter.
+    """
+    every = module.named_parameters(remove_duplicate=False)
+    uses = Counter(id(weight) for _, weight in every)
+    random, noises = torch.Generator().manual_seed(0), dict[torch.Size, Tensor]()
+    found = []
+    for layer in module.modules():
+        if not (isinstance(layer, LoraLinear) and adapter in layer.lora_A):
+            continue
+        weight = layer.get_base_layer().get_parameter("weight")
+        if uses[id(weight)] > 1:
+            continue
+        merged = weight.float() + layer.get_delta_weight(adapter)
+        if weight.dtype == torch.bfloat16:  # the upper half of the bits of a float32
+            if weight.shape not in noises:
+                options = {"dtype": torch.int32, "generator": random}
+                noises[weight.shape] = torch.randint(2**16, weight.shape, **options)
+            bits = merged.view(torch.int32).add_(noises[weight.shape]).bitwise_and_(-(2**16))
+            merged = bits.view(torch.float32)
+        found.append(MergedLayer(layer, merged.to(weight.dtype)))
+    return found
 
 
 # how much memory a batch needs

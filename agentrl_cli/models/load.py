@@ -6,8 +6,6 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
+from agentrl_cli.models.fetch import explain_read_errors, find_model
 from agentrl_cli.models.forward import Module, causal_lm, vocabulary_head
 from agentrl_cli.models.template import give_template
 
@@ -39,7 +38,7 @@ def load_base(
     """Return the model in eval mode, without dropout, on `device`, and its tokenizer. Raises
     UserError if it cannot be read or trained."""
     tokenizer = load_tokenizer(config)
-    model = _read_model(config, dtype_of(config.dtype, device), seed)
+    model = _read_model(config, dtype_of(config, device), seed)
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     rows = model.config.get_text_config().vocab_size
     if largest >= rows:
@@ -69,9 +68,9 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
     if config.path == "tiny":  # AutoTokenizer would choose another class by the model's type
         tokenizer: Tokenizer = FastTokenizer.from_pretrained(TINY)
     else:
-        _check_folder(config.path)
-        with _explained("a tokenizer", config.path):
-            tokenizer = AutoTokenizer.from_pretrained(config.path, **_safely(config.path))
+        source = find_model(config.path)
+        with explain_read_errors("a tokenizer", config.path):
+            tokenizer = AutoTokenizer.from_pretrained(source, **_safely(source))
     give_template(tokenizer, config)
     return tokenizer
 
@@ -80,7 +79,7 @@ def find_base(config: ModelConfig, seed: int, folder: Path) -> str:
     """Return the path at which other programs find the base model. The embedded one is written to
     `folder` first."""
     if config.path != "tiny":
-        return config.path
+        return find_model(config.path)
     model, tokenizer = load_base(config, torch.device("cpu"), seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -89,10 +88,9 @@ def find_base(config: ModelConfig, seed: int, folder: Path) -> str:
 
 def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return the model without numbers, on torch's meta device; reads config.json alone."""
-    source = TINY if config.path == "tiny" else config.path
-    _check_folder(config.path)
+    source = TINY if config.path == "tiny" else find_model(config.path)
     architecture = _read_config(source)
-    with torch.device("meta"), _explained("a model", source):
+    with torch.device("meta"), explain_read_errors("a model", source):
         return AutoModelForCausalLM.from_config(architecture, dtype=dtype)
 
 
@@ -100,7 +98,7 @@ def read_pretrained(source: str | Path, config: ModelConfig, dtype: torch.dtype)
     """Return a causal LM from safetensors, without running any code of the source. Raises UserError
     if weights are missing, unreadable, or of another architecture than its config."""
     architecture = _read_config(source)
-    with _explained("weights", source):
+    with explain_read_errors("weights", source):
         model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             source,
             config=architecture,
@@ -122,8 +120,7 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if config.path != "tiny":
-        _check_folder(config.path)
-        return read_pretrained(config.path, config, dtype)
+        return read_pretrained(find_model(config.path), config, dtype)
     architecture = _read_config(TINY)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attention}
     with torch.random.fork_rng():
@@ -139,14 +136,14 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
             known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))
             line = f"embedded weights '{config.weights}' do not exist; choose null or one of: "
             raise UserError(line + known, code="unknown-option")
-        with _explained("weights", file):
+        with explain_read_errors("weights", file):
             load_model(model, file)
     return model
 
 
 def _read_config(source: str | Path) -> Any:
     """Return the architecture without dropout, under which probability ratios have no meaning."""
-    with _explained("a model", source):
+    with explain_read_errors("a model", source):
         found = AutoConfig.from_pretrained(source, **_safely(source))
     for key, value in found.to_dict().items():
         if "drop" in key and isinstance(value, float):
@@ -154,39 +151,29 @@ def _read_config(source: str | Path) -> Any:
     return found
 
 
-@contextmanager
-def _explained(kind: str, source: str | Path) -> Iterator[None]:
-    """Turn any error of a library that reads a foreign folder into a UserError."""
-    try:
-        yield
-    except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        reason = text.splitlines()[0].split(". ")[0].rstrip(".")
-        remedy = "give tiny, a folder with safetensors, or a model that can be downloaded"
-        line = f"cannot read {kind} from '{source}' ({reason}); {remedy}"
-        raise UserError(line, code="unreadable-model") from error
-
-
 def _safely(source: str | Path) -> dict[str, Any]:
     """Return options that run no code of the source, and download nothing if it is a folder."""
     return {"trust_remote_code": False, "local_files_only": Path(source).exists()}
 
 
-def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of `model.dtype` on `device`. Raises UserError for an unknown name."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in DTYPES:
-        line = f"model.dtype '{name}' is unknown; choose auto, float32 or bfloat16"
+def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of `model.dtype` on `device`. Raises UserError for an unknown name.
+
+    `auto` is bfloat16 on CUDA, and on a CPU that multiplies matrices of bfloat16 in hardware. The
+    embedded models keep float32 on every CPU, so that their results do not depend on it."""
+    if config.dtype == "auto":
+        is_fast = device.type == "cuda" or (config.path != "tiny" and cpu_has_bfloat16())
+        return torch.bfloat16 if is_fast else torch.float32
+    if config.dtype not in DTYPES:
+        line = f"model.dtype '{config.dtype}' is unknown; choose auto, float32 or bfloat16"
         raise UserError(line, code="unknown-option")
-    return DTYPES[name]
+    return DTYPES[config.dtype]
 
 
-def _check_folder(path: str) -> None:
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not files.is_folder(Path(path)):
-        line = f"model folder '{path}' does not exist; give a folder, a Hugging Face name, or tiny"
-        raise UserError(line, code="missing-file")
+def cpu_has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for matrix products in bfloat16."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:

@@ -19,6 +19,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import count_lines, is_number
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Turn
+from agentrl_cli.models.fetch import converted_folder
 from agentrl_cli.report.records import Record
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
@@ -327,7 +328,8 @@ def decoder(record: Record) -> Decode:
     model = record.config.get("model") or {}
     path = str(model.get("path") if isinstance(model, dict) else model)
     embedded = Path(__file__).parent.parent / "models" / "tiny"
-    file: Any = (embedded if path == "tiny" else Path(path)) / "tokenizer.json"
+    folder = embedded if path == "tiny" else converted_folder(path) or Path(path)
+    file: Any = folder / "tokenizer.json"
     if not file.is_file():
         with suppress(HFValidationError):  # not a valid model name
             file = try_to_load_from_cache(path, file.name)

@@ -58,6 +58,7 @@ BUFFER_FILE = "buffer.jsonl"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
 MAX_THREADS = 1024
 OPENMP = "OMP_NUM_THREADS"  # environment variable; the first number of a list counts
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of cgroup v2: "200000 100000" is two cores
 PARAMETERS_FOR_TWO_THREADS = 300_000  # model size from which a second torch thread is faster
 
 
@@ -205,7 +206,9 @@ def build_parts(
 
 def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
     device = ranks.device or pick_device(cfg.hardware.device)
-    config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
+    config, place = as_dataclass(cfg.model, ModelConfig), device
+    if ranks.sharded:  # shards are float32
+        config, place = replace(config, dtype="float32"), "cpu"
     # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
     tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
     passes = Passes(None if ranks.sharded else _compute_dtype(cfg), tokens)
@@ -381,10 +384,29 @@ def set_threads(threads: int | None, models: ModelSet) -> None:
         name, threads = OPENMP, int(given) if given.isdecimal() else 0
     require_at_least(1, **{name: 1 if threads is None else threads})
     size = sum(weight.numel() for weight in models.module("policy").parameters())
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else max(1, min(8, cores)))
     require_at_most(MAX_THREADS, **{name: chosen})  # OpenMP aborts if it cannot create them
     torch.set_num_threads(chosen)
+
+
+def available_cores(quota: Path = CPU_QUOTA) -> int:
+    """Return the cores that this process may use, also under the CPU limit of a container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        microseconds, period = map(int, quota.read_text().split())
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores
+    return max(1, min(cores, microseconds // period))
+
+
+def busy_machine() -> str | None:
+    """Return a hint if the threads of this process and other programs need more than all cores."""
+    load, threads, cores = os.getloadavg()[0], torch.get_num_threads(), available_cores()
+    if threads == 1 or load + threads <= cores + 1:  # this process has caused a load of up to 1
+        return None
+    line = f"this run uses {threads} threads, but other programs keep {load:.0f} of {cores} cores"
+    return f"{line} busy; hardware.threads=1 may be much faster"
 
 
 def keep_freed_memory() -> None:

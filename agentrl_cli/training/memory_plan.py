@@ -88,7 +88,7 @@ def read_shapes(cfg: DictConfig) -> Shapes:
     """Return the sizes of the configured model, read from its config.json. Raises UserError if it
     cannot be read or adapters match none of its layers."""
     config = as_dataclass(cfg.model, ModelConfig)
-    dtype = dtype_of(config.dtype, torch.device(device_type(cfg)))
+    dtype = dtype_of(config, torch.device(device_type(cfg)))
     if cfg.hardware.get("strategy") == "fsdp":  # the dtype of forward passes, not of weights
         dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
@@ -162,7 +162,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     activations = tokens * s.layers * (size * s.hidden if checkpointed else layer)
     held = gradients | {"activations": activations}
     of_layer = size * (2 * s.mlp + s.hidden) + (layer if checkpointed else 0)
-    cached, batch, logits = 0, 0, 0
+    cached, batch, logits, merged = 0, 0, 0, 0
     generator = cfg.hardware.generator
     if "cache_tokens" in generator:
         mib = generator.get("cache_mib")
@@ -173,6 +173,8 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         cached = min(half, generating * max(rows, generator.cache_tokens) * token)
         batch = min(half, rows * token)
         logits = SAMPLED * FULL * generator.max_batch * s.vocabulary
+        if s.adapter and device_type(cfg) == "cpu":
+            merged = size * (s.parameters - s.vocabulary * s.hidden)
     kept = {
         "base weights": size * s.parameters * (1 if s.adapter else len(kinds)),
         "adapters": size * s.adapter * len(kinds),
@@ -180,6 +182,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         "float32 averages": master * own * kinds.count("ema"),
         "optimizer moments": 2 * FULL * own * trained,
         "keys and values": cached,
+        "merged weights": merged,
     }
     roots = FULL * own if device_type(cfg) == "cuda" else 0
     step = gradients | {"gradients of masters": master * own, "roots of moments": roots}
@@ -259,7 +262,8 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
         if cfg.model.lora is None:
             values["model.lora"] = LORA
-        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+        config = as_dataclass(cfg.model, ModelConfig)
+        if dtype_of(config, torch.device(device_type(cfg))) == torch.float32:
             values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
     for key, value in values.items():

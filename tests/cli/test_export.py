@@ -26,7 +26,7 @@ from tests.builders.runs import ALGORITHMS, trained
 from tests.paths import ROOT
 
 ONE = ["steps=1", "save_every=0", "eval_every=0", "eval.baseline=false", "eval.greedy=false"]
-LORA = ["model=hf", "model.lora.rank=4", "algo.optimizer.lr=0.003"]
+LORA = ["model=hf", "model.dtype=float32", "model.lora.rank=4", "algo.optimizer.lr=0.003"]
 PARTS = {"config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"}
 PARTS |= {"tokenizer.json", "tokenizer_config.json"}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])

@@ -7,9 +7,13 @@ from itertools import chain
 import pytest
 import torch
 
+from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Sampling
-from agentrl_cli.generators.hf import HFGenerator, draw
+from agentrl_cli.generators.hf import HFGenerator, draw, merged_layers
+from agentrl_cli.models.forward import collate, token_logprobs
+from tests.builders.models import SAMPLES, build, disturb
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = range(3, 250)
@@ -233,6 +237,79 @@ def test_load_and_clear_drop_cached_states():
     weights.read = 0
     assert kept.generate(prompts, [0] * 6, GREEDY) == changed
     assert weights.read >= 6 * 20
+
+
+@pytest.fixture
+def adapted(model_folder):
+    """Models with adapters that are far from zero."""
+    models = build(model_folder, LoraConfig(rank=4, alpha=8, targets=["all-linear"]))
+    for seed, name in enumerate(("policy", "target")):
+        disturb(models, name, seed)
+    return models
+
+
+def trainer_gap(models, name, prompts, answers):
+    samples = [
+        Sample(prompt + one.ids, [0] * len(prompt) + [1] * len(one.ids))
+        for prompt, (one,) in zip(prompts, answers, strict=True)
+    ]
+    theirs = token_logprobs(models.forward(name), samples)
+    return max(
+        abs(ours - other)
+        for prompt, (one,), row in zip(prompts, answers, theirs, strict=True)
+        for ours, other in zip(one.logprobs, row[len(prompt) :], strict=True)
+    )
+
+
+def test_merged_adapters_sample_as_the_trainer_computes(adapted):
+    generator, prompts = engine(adapted), some_prompts(8, low=2)
+    for name in ("policy", "target", "policy"):
+        answers = generator.generate(prompts, [*range(8)], SAMPLED, name)
+        assert trainer_gap(adapted, name, prompts, answers) < 1e-4
+    disturb(adapted, "policy", 5)
+    generator.load("policy", 1)
+    answers = generator.generate(prompts, [*range(8)], SAMPLED)
+    assert trainer_gap(adapted, "policy", prompts, answers) < 1e-4
+
+
+def test_merging_restores_every_weight(adapted):
+    generator = engine(adapted)
+    before = {k: (w.data_ptr(), w.clone()) for k, w in adapted.module("policy").named_parameters()}
+    generator.generate(some_prompts(2), [0, 1], SAMPLED)
+    with pytest.raises(IndexError):
+        generator.generate([[10**6, 5]], [0], SAMPLED)
+    for key, weight in adapted.module("policy").named_parameters():
+        assert (weight.data_ptr(), True) == (before[key][0], torch.equal(weight, before[key][1]))
+    adapted.forward("policy").compute(collate(SAMPLES)).logprobs.sum().backward()
+    assert all(weight.grad is not None for _, weight in adapted.trainable("policy"))
+
+
+def test_merging_in_bfloat16_keeps_small_adapters(model_folder):
+    lora = LoraConfig(rank=4, alpha=8, targets=["up_proj"])
+    models = build(model_folder, lora, dtype="bfloat16")
+    disturb(models, "policy")
+    with torch.no_grad():
+        for key, weight in models.weights("policy").items():
+            weight.mul_(1e-3 if "lora_B" in key else 1)
+    (entry, _) = merged_layers(models.module("policy"), "policy")
+    base = entry.layer.get_base_layer().get_parameter("weight").detach().float()
+    exact = entry.layer.get_delta_weight("policy").detach().float()
+    moved = entry.weight.float() - base
+    nearest = (base + exact).bfloat16().float() - base
+    kept, left = (float((d * exact).sum() / exact.square().sum()) for d in (moved, nearest))
+    assert entry.weight.dtype == torch.bfloat16
+    assert abs(kept - 1) < 0.3 and left < 0.5
+    (again, _) = merged_layers(models.module("policy"), "policy")
+    assert torch.equal(entry.weight, again.weight)
+
+
+def test_adapter_on_tied_weights_is_not_merged(model_folder):
+    models = build(model_folder, LoraConfig(rank=4, alpha=8, targets=["lm_head", "q_proj"]))
+    disturb(models, "policy")
+    assert len(merged_layers(models.module("policy"), "policy")) == 2  # the q_proj of two layers
+    prompts = some_prompts(4, low=2)
+    answers = engine(models).generate(prompts, [*range(4)], SAMPLED)
+    assert trainer_gap(models, "policy", prompts, answers) < 1e-4
 
 
 def test_sampling_follows_the_distribution():

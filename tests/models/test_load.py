@@ -30,9 +30,14 @@ def test_bfloat16_weights_are_upcast_exactly(model_folder, tmp_path):
     assert all(torch.equal(weights[key], w.float()) for key, w in half.items())
 
 
-def test_auto_dtype_on_cpu(model_folder):
-    models = build(model_folder, dtype="auto")
-    assert next(iter(models.weights("policy").values())).dtype == torch.float32
+@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16", None])
+def test_auto_dtype_on_cpu(model_folder, monkeypatch, flag):
+    found = {"avx512_bf16": False, "amx_bf16": False, "avx2": True} | ({flag: True} if flag else {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    fast = torch.bfloat16 if flag else torch.float32
+    for path, expected in ((model_folder, fast), ("tiny", torch.float32)):
+        weights = build(path, dtype="auto").weights("policy")
+        assert {weight.dtype for weight in weights.values()} == {expected}
 
 
 def broken(model_folder, tmp_path, change):

@@ -20,7 +20,7 @@ from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
-from agentrl_cli.training.build import build_parts, set_threads
+from agentrl_cli.training.build import available_cores, build_parts, busy_machine, set_threads
 from agentrl_cli.training.learner import NonFiniteError
 from tests.builders.runs import (
     ALGORITHMS,
@@ -290,6 +290,25 @@ def test_threads_follow_the_environment_variable(models: ModelSet, monkeypatch: 
         monkeypatch.setenv("OMP_NUM_THREADS", wrong)
         with pytest.raises(UserError, match=f"OMP_NUM_THREADS {sentence}"):
             set_threads(None, models)
+
+
+def test_cores_are_those_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    expected = {"250000 100000": 2, "50000 100000": 1, "max 100000": 8, "900000 100000": 8, "": 8}
+    for text, cores in expected.items():
+        (tmp_path / "cpu.max").write_text(text)
+        assert available_cores(tmp_path / "cpu.max") == cores
+    assert available_cores(tmp_path / "nowhere") == 8
+
+
+def test_busy_machine_gets_a_hint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
+    found = []
+    for load, threads in ((2.0, 2), (1.0, 2), (5.0, 1)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        torch.set_num_threads(threads)
+        found.append(busy_machine() is not None)
+    assert found == [True, False, False]
 
 
 @pytest.mark.slow
