@@ -100,9 +100,10 @@ class Batch:
 
 @dataclass
 class MergedLayer:
-    """A layer with an adapter, and its weight plus the adapter's."""
+    """A layer with an adapter, its base weight, and the sum of both."""
 
     layer: LoraLinear
+    base: torch.nn.Parameter
     weight: Tensor
 
 
@@ -194,15 +195,15 @@ class HFGenerator(HFGeneratorConfig, Generator):
         if model not in self.merged:
             self.merged = {model: merged_layers(module, model)}
         layers = self.merged[model]
-        originals = [entry.layer.get_base_layer().weight.data for entry in layers]
+        originals = [entry.base.data for entry in layers]
         try:
             for entry in layers:
-                entry.layer.get_base_layer().weight.data = entry.weight
+                entry.base.data = entry.weight
                 entry.layer.merged_adapters = [model]
             yield module
         finally:
             for entry, weight in zip(layers, originals, strict=True):
-                entry.layer.get_base_layer().weight.data = weight
+                entry.base.data = weight
                 entry.layer.merged_adapters = []
 
     def _cache(self, model: str) -> PrefixCache:
@@ -290,7 +291,7 @@ def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
                 noises[weight.shape] = torch.randint(2**16, weight.shape, **options)
             bits = merged.view(torch.int32).add_(noises[weight.shape]).bitwise_and_(-(2**16))
             merged = bits.view(torch.float32)
-        found.append(MergedLayer(layer, merged.to(weight.dtype)))
+        found.append(MergedLayer(layer, weight, merged.to(weight.dtype)))
     return found
 
 

@@ -292,7 +292,7 @@ def test_merging_in_bfloat16_keeps_small_adapters(model_folder):
         for key, weight in models.weights("policy").items():
             weight.mul_(1e-3 if "lora_B" in key else 1)
     (entry, _) = merged_layers(models.module("policy"), "policy")
-    base = entry.layer.get_base_layer().get_parameter("weight").detach().float()
+    base = entry.base.detach().float()
     exact = entry.layer.get_delta_weight("policy").detach().float()
     moved = entry.weight.float() - base
     nearest = (base + exact).bfloat16().float() - base
