@@ -1,9 +1,9 @@
 """Compare StepAgent with longer SFT in the courier: `python bench/stepagent_courier.py`.
 
 The first message praises the closed road, which the base prefers. All methods go on from one SFT
-start with the same demonstrations and train at most `BUDGET` tokens of the policy. SFT trains all
-of them, in whole passes. Each method has six trials on the seed `TUNED_ON`; the one with the
-highest exact success is run on other seeds. `VARIANTS` change one setting of it.
+start with the same demonstrations and train at most as many tokens as three passes of SFT, which
+SFT takes. Each method has six trials on the seed `TUNED_ON`; the one with the highest exact success
+is run on other seeds. `VARIANTS` change one setting of it.
 
 The expert takes the closed road with the probability of `EXPERTS`. Writes
 docs/results/stepagent_courier.json. Runs are kept in `runs/stepagent_courier`, so an interrupted
@@ -29,10 +29,18 @@ from agentrl_cli.training.build import Parts, build_parts
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "stepagent_courier.json"
-DEMOS, BUDGET = 128, 6_144  # three passes of SFT
 EXPERTS = {"careless": 0.1, "perfect": 0.0}
+BOTH = ("sft", "stepagent_implicit")
+CONDITIONS = {  # expert and number of demonstrations -> methods
+    ("careless", 256): BOTH,
+    ("careless", 128): (*BOTH, "stepagent_inverse"),
+    ("perfect", 128): BOTH,
+}
+START_DEMOS = 256  # shown in the start, repeatedly if there are fewer
+TOKENS_PER_DEMO = 16
+PASSES = 3
 TUNED_ON = 10
-START = ["algo=sft", "algo.minibatch_tokens=100", "algo.optimizer.lr=1e-4"]  # two passes
+START = ["algo=sft", "algo.minibatch_tokens=100", "algo.optimizer.lr=1e-4"]
 Row = dict[str, Any]
 
 
@@ -54,7 +62,7 @@ def trials() -> dict[str, list[list[str]]]:
     ]
     judged = [
         "algo=stepagent_inverse", "algo.ppo.minibatch_tokens=100",
-        f"algo.expert_states_per_update={DEMOS}",
+        "algo.expert_states_per_update=128",
     ]  # fmt: skip
     inverse = [
         [*judged, f"algo.ppo.optimizer.lr={lr}", f"algo.nll_coef={nll}"]
@@ -63,29 +71,29 @@ def trials() -> dict[str, list[list[str]]]:
     return {"sft": sft, "stepagent_implicit": implicit, "stepagent_inverse": inverse}
 
 
-VARIANTS = {  # of the best trial; an estimated reference trains 2,048 tokens more
+VARIANTS = {  # of the best trial; an estimated reference trains one pass more
     "sft": [[]],
     "stepagent_implicit": [[], ["algo.nll_coef=0"], ["algo.reference=expert"]],
     "stepagent_inverse": [[]],
 }
 
 
-def build(overrides: list[str], seed: int, careless: float) -> tuple[Parts, Tree]:
+def build(overrides: list[str], seed: int, expert: str, demos: int) -> tuple[Parts, Tree]:
     """Return the parts of a run and its tree. A scripted courier gives the demonstrations."""
-    fixed = ["recipe=courier", "env.tempting=true", f"data.demos=expert:{DEMOS}", f"seed={seed}"]
+    fixed = ["recipe=courier", "env.tempting=true", f"data.demos=expert:{demos}", f"seed={seed}"]
     parts = build_parts(compose_checked([*fixed, *overrides]), None)
     tree = Tree(parts)
-    drawn = tree.sample(tree.careful_policy(careless), DEMOS, seed)
+    drawn = tree.sample(tree.careful_policy(EXPERTS[expert]), demos, seed)
     parts.context.demos[:] = [episode for _, episode in drawn]  # the list that the algorithm reads
     return parts, tree
 
 
-def start(seed: int, careless: float, folder: Path) -> Path:
+def start(seed: int, expert: str, demos: int, folder: Path) -> Path:
     """Return the folder with the weights of the SFT from which all methods go on."""
-    weights = folder / f"start-{careless}-s{seed}"
+    weights = folder / f"start-{expert}-{demos}-s{seed}"
     if not (weights / "versions.json").exists():
-        parts, _ = build(START, seed, careless)
-        for _ in range(2):
+        parts, _ = build(START, seed, expert, demos)
+        for _ in range(START_DEMOS // demos):
             update(parts)
         parts.models.save(weights)
     return weights / "policy"
@@ -107,19 +115,19 @@ def measured(parts: Parts, tree: Tree) -> Row:
     return row
 
 
-def run(overrides: list[str], seed: int, expert: str, folder: Path) -> Row:
+def run(overrides: list[str], seed: int, expert: str, demos: int, folder: Path) -> Row:
     """Return the record of one run, which trains as many updates as the budget holds."""
-    careless = EXPERTS[expert]
     name = "-".join(text.removeprefix("algo.").replace("=", "_") for text in overrides)
-    file = folder / f"{expert}-{name}-s{seed}.json"
+    file = folder / f"{expert}-{demos}-{name}-s{seed}.json"
     if file.exists():
         return json.loads(file.read_text())
-    weights = start(seed, careless, folder)
-    parts, tree = build([*overrides, f"init={weights}"], seed, careless)
-    row: Row = {"expert": expert, "seed": seed, "settings": overrides}
+    weights = start(seed, expert, demos, folder)
+    parts, tree = build([*overrides, f"init={weights}"], seed, expert, demos)
+    row: Row = {"expert": expert, "demos": demos, "seed": seed, "settings": overrides}
     row["start"] = measured(parts, tree)["success"]
+    budget = PASSES * TOKENS_PER_DEMO * demos
     trained = spent = 0.0
-    while trained + spent <= BUDGET:
+    while trained + spent <= budget:
         metrics, _ = update(parts)
         names = ("sft", "reference", "dpo", "policy")
         spent = sum(metrics.get(f"{phase}/trained_tokens", 0) for phase in names)
@@ -139,14 +147,15 @@ def main() -> None:
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Row]] = {"trials": [], "runs": []}
-    for expert in EXPERTS:
-        for method, settings in trials().items():
-            tried = [run(overrides, TUNED_ON, expert, folder) for overrides in settings]
+    for (expert, demos), methods in CONDITIONS.items():
+        for method in methods:
+            settings = trials()[method]
+            tried = [run(one, TUNED_ON, expert, demos, folder) for one in settings]
             best = max(tried, key=lambda row: row["success"])["settings"]
             found["trials"] += tried
             for changed in VARIANTS[method]:
-                rows = [run([*best, *changed], seed, expert, folder) for seed in given.seeds]
-                found["runs"] += rows
+                for seed in given.seeds:
+                    found["runs"].append(run([*best, *changed], seed, expert, demos, folder))
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 
