@@ -311,7 +311,10 @@ class Arm:
 
 
 def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
-    """Return the arms of a diagnosis: the algorithm as configured, and its controls."""
+    """Return the arms of a diagnosis: the algorithm as configured, and its controls. Demonstrations
+    are used without rewards, so an algorithm that learns from them has no control."""
+    if cfg.data.demos is not None:
+        return [base]
     if "ablation" not in cfg.algo.get("advanced", {}):
         return [base, replace(base, name="shuffled rewards", shuffles_rewards=True)]
     of_critic = replace(base, policy_updates=0)  # says nothing of the policy

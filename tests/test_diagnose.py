@@ -13,6 +13,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.diagnose import (
     Arm,
     Tree,
+    arms,
     auc_by_distance,
     mean_by_turn,
     open_means,
@@ -116,6 +117,18 @@ def test_what_cannot_be_diagnosed_is_refused(overrides: list[str], code: str):
     with pytest.raises(UserError) as refused:
         run_arm(arm)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize("algo", ["stepagent_implicit", "stepagent_inverse"])
+def test_rewards_of_demonstrations_are_scored_without_controls(algo: str):
+    overrides = ["recipe=courier", f"algo={algo}", "data.demos=expert:4"]
+    (arm,) = arms(compose_checked(overrides), Arm(algo, overrides, 1, 1, 1))
+    rows = run_arm(arm)
+    assert len(rows) == 3
+    for row in rows:
+        assert all(0 <= row[f"auc_{left}"] <= 1 for left in (1, 2, 3, 4))
+    equal = [rows[0][f"auc_{left}"] for left in (1, 2, 3, 4)]
+    assert equal == [0.5] * 4  # policy and reference, or both classes, are alike at first
 
 
 @pytest.mark.slow

@@ -541,6 +541,14 @@ class StepAgentImplicitConfig(DPOConfig):
 
     expert_states_per_update: FragmentsPerUpdate
     attempt: AttemptPart
+    reference: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["start", "iteration", "expert"],
+        Field(description="Reference: the initial policy, the policy before each update, or an "
+              "estimate of the expert: SFT of the initial policy on the demonstrations, once."),
+    ]  # fmt: skip
+    reference_epochs: Annotated[
+        int, Field(ge=1, description="Passes of the SFT of `reference=expert`.")
+    ]
 
 
 @dataclass(kw_only=True)

@@ -3,10 +3,13 @@
 Inspection: cut the expert's trajectories before every action; at each cut, with state s_i and
 expert action a*_i, the policy samples its own action a_i. Needs no environment and no reward.
 
-Reflection, implicit variant: step-level DPO (no expert probabilities are known, so the reference is
-the initial policy, which should be an SFT on the same demonstrations):
+Reflection, implicit variant: step-level DPO. In the paper the reference is the expert, pi_e:
 
-    L = - log sigmoid( beta log pi(a*)/pi_ref(a*) - beta log pi(a)/pi_ref(a) )
+    L = - log sigmoid( beta log pi(a*)/pi_e(a*) - beta log pi(a)/pi_e(a) )
+
+The expert's probabilities are seldom known. `reference=expert` estimates pi_e by SFT of the initial
+policy on the demonstrations. `reference=start` takes the initial policy, which should be such an
+SFT already.
 
 Reflection, inverse variant: adversarial imitation (Ho and Ermon 2016, arXiv 1606.03476). A
 discriminator D learns to separate the policy's actions from the expert's, and PPO maximizes a
@@ -39,17 +42,19 @@ from torch.nn.functional import logsigmoid
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.dpo import preference_phase
-from agentrl_cli.algos.losses import Loss, bce, clipped_ratio, with_entropy, with_kl
+from agentrl_cli.algos.losses import Loss, bce, clipped_ratio, nll, with_entropy, with_kl
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import (
     TurnRef,
     all_turns,
     append_tokens,
     completion_sample,
+    episode_samples,
     skipped_metrics,
     without_skipped,
 )
 from agentrl_cli.algos.settings import StepAgentImplicitConfig, StepAgentInverseConfig
+from agentrl_cli.algos.sft import turn_weight
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.forward import (
@@ -166,14 +171,27 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
     plays = False  # inspection needs no environment
 
     def models(self) -> dict[str, ModelSpec]:
-        return with_reference(self.optimizer)
+        """Return the policy and the reference, which is trained if it estimates the expert."""
+        found = with_reference(self.optimizer)
+        if self.reference == "expert":
+            found["reference"] = ModelSpec(
+                kind="trained", generates=False, optimizer=self.optimizer, begins_as="policy"
+            )
+        return found
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         count = self.expert_states_per_update
         return {"num_samples": Texts(count, max_tokens)} if count else {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Sample at the fragments, then yield one phase of pairs (expert's action, own action)."""
+        """Sample at the fragments, then yield one phase of pairs (expert's action, own action).
+        If the reference estimates the expert, the first update trains it before."""
+        if self.reference == "expert" and self.context.step == 0:
+            samples = [s for demo in self.context.demos for s in episode_samples(demo, turn_weight)]
+            yield Phase(
+                "reference", samples, nll, model="reference", epochs=self.reference_epochs,
+                minibatch_tokens=self.minibatch_tokens,
+            )  # fmt: skip
         cuts = fragments(self.context, self.attempt, self.expert_states_per_update)
         attempts = attempt_fragments(self.context, cuts)
         different = [attempt for attempt in attempts if not attempt.matches()]

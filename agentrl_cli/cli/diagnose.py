@@ -38,6 +38,10 @@ or below with shuffled rewards. The advantage has the right sign at the deciding
 episodes. GRPO's is that of the reward relative to all episodes of the task. Self-AC and PPO have
 the same sign while algo.gae_lambda is 1. With env.loss=1, the default, it is always right."""
 
+HEALTHY_REWARDS = """\
+Healthy: the reward ranks actions (AUC) clearly above 0.50. It compares the policy with the expert
+and is no estimate of Q. The AUC nears 0.50 when both act alike."""
+
 
 def diagnose(
     overrides: list[str],
@@ -98,6 +102,8 @@ def lines(record: dict[str, Any]) -> list[str]:
         if rows[-1]["update"] <= record["critic_updates"]:
             success = "–"  # the policy did not train
         cells.append([name, *shown, success])
+    if len(found) == 1:  # it learns from demonstrations
+        return [*table(cells), HEALTHY_REWARDS]
     return [*table(cells), HEALTHY_STATES if of_states else HEALTHY]
 
 

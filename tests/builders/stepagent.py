@@ -36,7 +36,8 @@ OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 def implicit(**changes: Any) -> StepAgentImplicit:
     usual: dict[str, Any] = {
         "expert_states_per_update": 0, "attempt": "turn", "beta": 0.1, "nll_coef": 0.0,
-        "reference": "start", "epochs": 1, "minibatch_tokens": 0, "optimizer": ADAM,
+        "reference": "start", "reference_epochs": 3, "epochs": 1, "minibatch_tokens": 0,
+        "optimizer": ADAM,
     }  # fmt: skip
     return StepAgentImplicit(**{**usual, **changes})
 

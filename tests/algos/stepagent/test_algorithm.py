@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
@@ -101,6 +101,30 @@ def test_reference_of_start_and_iteration(model_folder: Path):
         assert models.fingerprint("policy") != seen[1]
         expected = start if reference == "start" else seen[1]
         assert models.fingerprint("reference") == expected
+
+
+def test_expert_reference_by_hand(model_folder: Path):
+    algo = implicit(reference="expert", beta=0.5)
+    models = shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
+    trainer = learner(algo, models)
+    start = models.fingerprint("policy")
+    first, second = algo.update([], buffer())
+    assert (first.model, models.fingerprint("policy")) == ("reference", start)
+    rows = [Sample(s.ids, s.mask) for s in second.samples]  # expert's, own, expert's, ...
+    before = logprobs(models, rows)
+
+    found = trainer.run(algo.update([], buffer()), 0)
+    expert = models.fingerprint("reference")
+    estimated = [sum(row) for row in token_logprobs(models.forward("reference"), rows)]
+    gains = [new - old for new, old in zip(estimated, before, strict=True)]
+    assert all(gain > 0 for gain in gains[0::2])  # the reference is nearer to the expert
+    pairs = zip(gains[0::2], gains[1::2], strict=True)
+    losses = [log(1 + exp(0.5 * (chosen - rejected))) for chosen, rejected in pairs]
+    assert found["dpo/loss"] == pytest.approx(fmean(losses), rel=1e-4)
+
+    algo.context.step = 1
+    assert "reference/loss" not in trainer.run(algo.update([], buffer()), 1)
+    assert models.fingerprint("reference") == expert
 
 
 # the bandit: one state, four arms, an expert with known chances
