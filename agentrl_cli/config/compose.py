@@ -26,6 +26,7 @@ PACKAGE = Path(__file__).parents[1]
 SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
 ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
+MOST_CHOICES = 40  # that an error names
 EVAL_GROUPS = ("search", "env", "hardware")  # that may be chosen when a run is evaluated
 SECRETS = {
     "a user and a password": re.compile(r"://[^/\s@]*:[^/\s@]*@"),
@@ -82,9 +83,11 @@ def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
 def not_found(
     kind: str, name: str, known: Iterable[str], code: str = "unknown-option"
 ) -> UserError:
-    """Return the error of an unknown name, which suggests the nearest known one, or all of them."""
+    """Return the error of an unknown name, which suggests the nearest known one, or some of them."""
     choices = sorted(known)
     remedy = f"choose one of {', '.join(choices)}" if choices else "it takes none"
+    if len(choices) > MOST_CHOICES:
+        remedy = f"there are {len(choices)}, such as {choices[0]} and {choices[-1]}"
     if close := difflib.get_close_matches(name, choices, n=1):
         remedy = f"did you mean '{close[0]}'?"
     return UserError(f"{kind} '{name}' not found; {remedy}", code=code)
