@@ -83,7 +83,7 @@ def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
 def not_found(
     kind: str, name: str, known: Iterable[str], code: str = "unknown-option"
 ) -> UserError:
-    """Return the error of an unknown name, which suggests the nearest known one, or some of them."""
+    """Return the error of an unknown name, which suggests the nearest known one or some of them."""
     choices = sorted(known)
     remedy = f"choose one of {', '.join(choices)}" if choices else "it takes none"
     if len(choices) > MOST_CHOICES:

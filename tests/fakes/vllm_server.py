@@ -62,7 +62,8 @@ class FakeVLLM(ThreadingHTTPServer):
 
     def module(self, name: str) -> Any:
         assert self.adapted is not None
-        self.adapted.set_adapter(name)
+        if self.adapted.active_adapter != name:
+            self.adapted.set_adapter(name)
         return self.adapted
 
     def load(self, name: str, folder: str) -> None:
