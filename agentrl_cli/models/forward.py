@@ -148,7 +148,7 @@ def forward(
         size = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
         chunks = states.split(size), targets.split(size)
         numbers = read_in_chunks(vocabulary_head(model), entropy_gradient, *chunks)  # [N] each
-        zeros = torch.zeros_like(batch.mask)
+        zeros = torch.zeros_like(batch.mask, dtype=torch.float32)  # FSDP casts the mask
         logprobs, entropy = (zeros.masked_scatter(trained, row) for row in numbers)
     return Outputs(logprobs, entropy, None if head is None else head(hidden))
 

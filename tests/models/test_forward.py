@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,6 +49,13 @@ def test_padding_reaches_no_trained_token(model_folder):
     zero, other = forward(module, collate(SAMPLES)), forward(module, collate(SAMPLES, pad_id=77))
     assert torch.equal(zero.logprobs, other.logprobs)
     assert torch.equal(zero.entropy, other.entropy)
+
+
+def test_a_mask_in_bfloat16_rounds_no_number(model_folder):
+    module, batch = build(model_folder).module("policy"), collate(SAMPLES)
+    expected = forward(module, batch)
+    found = forward(module, replace(batch, mask=batch.mask.bfloat16()))  # as FSDP casts inputs
+    assert torch.equal(found.logprobs, expected.logprobs)
 
 
 def test_entropy_and_its_gradient(model_folder, monkeypatch):
