@@ -78,7 +78,8 @@ def vllm_run(url: str, folder: Path, root: Path, algo: str, *more: str) -> list[
     unread = ["algo.min_parse_rate=0"] if algo == "nlac" else []  # a random model writes no role
     return [
         *settings(root, algo, "it"), *unread, "model=hf", f"model.path={folder}",
-        "model.lora.rank=4", "model.dtype=float32", "rollout.max_new_tokens=6", "rollout.max_seq_len=512",
+        "model.lora.rank=4", "model.dtype=float32", "rollout.max_new_tokens=6",
+        "rollout.max_seq_len=512",
         "hardware=vllm", "hardware.device=cpu",
         *(f"hardware.generator.{key}={value}" for key, value in values.items()), *more,
     ]  # fmt: skip
