@@ -114,6 +114,7 @@ def test_pages_name_only_existing_keys():
     chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb", *engines]
     known = set().union(*(keys(compose([one, *given])) for one in chosen))
     known |= keys(compose(["recipe=arithmetic", "algo=nlac", "ablation=nlrl"]))
+    known |= keys(compose(["algo=grpo", "ablation=frozen_forecast"]))
     known |= keys(compose(["model=endpoint"]))
     roots = "algo|rollout|eval|hardware|model|logger"
     text = "\n".join(page.read_text() for page in PAGES)
