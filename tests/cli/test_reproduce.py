@@ -75,7 +75,8 @@ def test_compared_runs_are_presets_with_their_start():
     ablated = [one for env in ABLATIONS for one in ablations(env, [5])]
     for plan in (*compared, *ablated):
         cfg = compose([*preset_overrides(plan.preset), "seed=5", "runs=x"])
-        assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
+        algo = "archer_small" if plan.algo == "archer" else plan.algo  # its name in the records
+        assert (cfg.choices.algo, cfg.choices.env) == (algo, plan.env)
         assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
 
 
