@@ -388,7 +388,7 @@ def last_of_critic(rows: list[Row], critic_updates: int) -> list[Row]:
     return [row for row in rows if row["update"] <= critic_updates][-AVERAGED:]
 
 
-def measure(parts: Parts, tree: Tree, behaviour: Values) -> dict[str, float]:
+def measure(parts: Parts, tree: Tree, behaviour: Values) -> Row:
     """Return the success of the policy and the scores of the critic, by exact values."""
     exact = tree.policy_values()
     row = {"update": float(parts.step), "success": exact.success}

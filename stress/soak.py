@@ -1,11 +1,11 @@
 """Train the embedded model for hours in one process, and see whether memory, open files and threads
-grow: `python stress/soak.py --hours 2`. One algorithm after the other trains a short run that
-is made, saved, evaluated and dropped; a sample is taken after each round of them.
+grow: `python stress/soak.py --hours 2`. In a round, each algorithm trains, saves and evaluates a
+short run. Memory is measured after each round. The first rounds are a warm-up and do not count: at
+least one, and a tenth of the time.
 
-`soak_growth` is the median resident memory of the last quarter of the rounds over that of the
-first behind the warm-up (one round of all algorithms and a tenth of the time), less one; it is
-stored with `soak_hours` in docs/results/reliability.json. Exits with 1 where open files or threads
-grew."""
+`soak_growth` compares the median memory of the last and the first quarter of the other rounds; 0 is
+no growth. It is stored with `soak_hours` in docs/results/reliability.json. The program exits with 1
+if open files or threads grew."""
 
 from __future__ import annotations
 

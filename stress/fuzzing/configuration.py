@@ -1,5 +1,5 @@
-"""Configurations: overrides, YAML of a user's own groups, the stored file of a run. All are
-composed and checked; where a case says so, the run's parts are built of what passed."""
+"""Damaged configurations: overrides, YAML of a user's own groups, the stored file of a run. Each is
+composed and checked. Some cases also build the parts of the run."""
 
 from __future__ import annotations
 
