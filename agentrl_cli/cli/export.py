@@ -185,13 +185,16 @@ def _sample(episode: Episode, model: str, seen: Counter[str]) -> Json:
     for turn in episode.turns:
         messages += [{"role": m.role, "content": m.content} for m in turn.observation]
         messages.append({"role": "assistant", "content": turn.action, "source": "generate"})
-    last = messages[-1:]
+    last, begin = messages[-1:], 0  # of the task, after an example
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant" and "source" not in message:
+            begin = i + 1
     messages += [{"role": m.role, "content": m.content} for m in episode.final_observation]
     stop = STOPS.get(episode.stop, "unknown")
     error = {"message": episode.error, "traceback": "", "traceback_ansi": ""}
     return {
         "id": episode.task.id, "epoch": seen[episode.task.id],
-        "input": next((m["content"] for m in messages if m["role"] == "user"), ""),
+        "input": next((m["content"] for m in messages[begin:] if m["role"] == "user"), ""),
         "target": "", "messages": messages,
         "output": {"model": model, "choices": [{"message": m, "stop_reason": stop} for m in last]},
         "scores": {

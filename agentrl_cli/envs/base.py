@@ -6,12 +6,24 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Step, Task
 
 SPLITS = ("train", "val", "test")
+Instructions = Annotated[
+    Literal["short", "full"],
+    Field(
+        description="short: the texts that the embedded model was trained on; full: instructions "
+        "in words and an example episode, for other models. The model's prompts choose."
+    ),
+]
 
 
 class Env(ABC):
@@ -31,6 +43,12 @@ class Env(ABC):
     @abstractmethod
     def system(self) -> str:
         """Return the system message: instructions or a policy."""
+
+    def example(self) -> list[Message]:
+        """Return an example episode without its last response: messages of the user and the
+        assistant in turn. They stand between the system message and the first messages, and are
+        never trained on. None by default."""
+        return []
 
     @abstractmethod
     def tasks(self, split: str) -> list[Task]:
@@ -63,6 +81,25 @@ class Env(ABC):
 
     def close(self) -> None:
         """Release resources."""
+
+
+@lru_cache(maxsize=1)
+def full_instructions() -> dict[str, Any]:
+    """Return the texts of `instructions=full` by environment."""
+    file = Path(__file__).with_name("instructions.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def expert_example(env: Env, task: Task) -> list[Message]:
+    """Return the messages of an episode of the expert, without the last response."""
+    messages = env.reset(task, 0)
+    for action in env.expert(task) or ():
+        messages = [*messages, Message("assistant", action)]
+        step = env.step(action)
+        if step.done:
+            break
+        messages += step.messages
+    return messages
 
 
 def require_split(split: str, known: Sequence[str] = SPLITS) -> None:

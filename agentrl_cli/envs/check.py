@@ -32,12 +32,18 @@ MAX_ACTIONS = 1000
 
 
 def opening(env: Env, task: Task, seed: int) -> list[Message]:
-    """Reset the environment. Returns its system message, if any, and its first messages. Raises
-    ContractError if they are invalid."""
-    system = env.system()
+    """Reset the environment. Returns its preamble and its first messages. Raises ContractError if
+    they are invalid."""
+    return [*preamble(env), *first_messages(env, task, seed)]
+
+
+def preamble(env: Env) -> list[Message]:
+    """Return the system message, if any, and the example. Raises ContractError if they are
+    invalid."""
+    system, example = env.system(), env.example()
     _refuse(system_faults(system), env.system)
-    first = first_messages(env, task, seed)
-    return [Message("system", system), *first] if system else first
+    _refuse(example_faults(example), env.example)
+    return [Message("system", system), *example] if system else example
 
 
 def first_messages(env: Env, task: Task, seed: int) -> list[Message]:
@@ -69,6 +75,12 @@ def where(error: BaseException, env: Env) -> str:
 def system_faults(text: Any) -> Iterator[str]:
     if not isinstance(text, str) or not _is_json(text):
         yield f"system() returns {_shown(text)}: return a string"
+
+
+def example_faults(messages: Any) -> Iterator[str]:
+    yield from message_faults("example", messages)
+    if messages and messages[-1].role != "assistant":
+        yield f"example() ends with {_shown(messages[-1])}: end with a message of the assistant"
 
 
 def reset_faults(messages: Any) -> Iterator[str]:
@@ -168,6 +180,7 @@ def check_env(make: MakeEnv, tasks: int = 3) -> list[str]:
 def _texts(make: MakeEnv) -> Iterator[str]:
     env = make()
     yield from system_faults(env.system())
+    yield from example_faults(env.example())
     if not isinstance(env.tools, list) or any(not isinstance(tool, dict) for tool in env.tools):
         yield f"tools is {env.tools!r}: give a list of JSON schemas"
 

@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -22,7 +22,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_progress
 from agentrl_cli.core.types import ROLES, Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
-from agentrl_cli.envs.check import answer, opening
+from agentrl_cli.envs.check import answer, opening, preamble
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
@@ -85,11 +85,15 @@ def read_demos(
 
 
 class DemoReader:
-    """Parses lines as demonstrations of one environment for one model."""
+    """Parses lines as demonstrations of one environment for one model. Other instructions of the
+    environment are replaced by those that it has now, so that one file serves every model."""
 
     def __init__(self, env: Env, chat: Chat, max_seq_len: int) -> None:
         self.chat, self.max_seq_len = chat, max_seq_len
-        self.system, self.tools = env.system(), env.tools
+        self.tools, self.preamble = env.tools, preamble(env)
+        known = [preamble(other) for other in with_all_instructions(env)]
+        known += [[m for m in messages if m.role == "system"] for messages in known]
+        self.known_preambles = sorted(known, key=len, reverse=True)
         self.train_tasks = {task.id: task for task in env.tasks("train")}
         self.held_out = {task.id: "test" for task in env.tasks("test")}
         with suppress(UserError):  # the split is optional
@@ -133,7 +137,21 @@ class DemoReader:
                  info={"success": turn.info.get("success") is True})
             for turn in episode.turns
         ]  # fmt: skip
+        if turns:
+            turns[0].observation = self._with_preamble(turns[0].observation)
         return replace(episode, task=self._task(episode.task.id), turns=turns)
+
+    def _with_preamble(self, messages: list[Message]) -> list[Message]:
+        """Replace a preamble of the environment by that of its present instructions."""
+        for known in self.known_preambles:
+            if messages[: len(known)] == known:
+                return [*self.preamble, *messages[len(known) :]]
+        return messages
+
+    def _preamble_length(self, messages: list[Message]) -> int:
+        """Return the length of the preamble that messages begin with; 0 if it is another."""
+        count = len(self.preamble)
+        return count if messages[:count] == self.preamble else 0
 
     def _from_dialogue(self, row: dict[str, Any], name: str) -> Episode:
         """Return a dialogue as a successful episode."""
@@ -141,11 +159,13 @@ class DemoReader:
         if not isinstance(rows, list) or not all(isinstance(message, dict) for message in rows):
             raise InvalidDemo("its messages are not a list of objects")
         messages = [_message(message) for message in rows]
-        if self.system and messages and messages[0].role != "system":
-            messages = [Message("system", self.system), *messages]
+        if messages and messages[0].role != "system":
+            messages = [*self.preamble, *messages]
+        messages = self._with_preamble(messages)
+        count = self._preamble_length(messages)
         turns: list[Turn] = []
-        observation: list[Message] = []
-        for message in messages:
+        observation = messages[:count]
+        for message in messages[count:]:
             if message.role != "assistant":
                 observation.append(message)
                 continue
@@ -172,19 +192,27 @@ class DemoReader:
         roles, or an action in each turn."""
         if not episode.turns:
             raise InvalidDemo("it has no action")
+        first = episode.turns[0].observation
+        count = self._preamble_length(first)
         for number, turn in enumerate(episode.turns, start=1):
             if not _is_text(turn.action) or not turn.action.strip():
                 raise InvalidDemo(f"it has no action in turn {number}")
-            for message in turn.observation:
+            for message in turn.observation[count if number == 1 else 0 :]:
                 _message({"role": message.role, "content": message.content})
                 if message.role == "assistant" or (message.role == "system" and number > 1):
                     raise InvalidDemo(f"a message of {message.role} stands in observation {number}")
-        first = episode.turns[0].observation
-        if all(message.role == "system" for message in first):
+        roles = [message.role for message in first[count:]]
+        if all(role == "system" for role in roles):
             raise InvalidDemo("nothing was observed before its first action")
-        found = [message.content for message in first if message.role == "system"]
-        if found != ([self.system] if self.system else []):
+        if count < len(self.preamble) or "system" in roles:
             raise InvalidDemo("its system message is that of another environment")
+
+
+def with_all_instructions(env: Env) -> list[Env]:
+    """Return the environment with each of its instructions."""
+    if not is_dataclass(env) or all(field.name != "instructions" for field in fields(env)):
+        return [env]
+    return [replace(env, **{"instructions": kind}) for kind in ("short", "full")]
 
 
 def _message(row: dict[str, Any]) -> Message:

@@ -28,6 +28,7 @@ from agentrl_cli.core.errors import UserError, require_at_least, require_at_most
 from agentrl_cli.core.files import is_file, read_json, write_json
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env, train_tasks
+from agentrl_cli.envs.check import preamble
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.forward import Passes, max_positions
 from agentrl_cli.models.model_set import ModelSet
@@ -352,15 +353,15 @@ def earlier_episodes(
     if not stored:
         line = f"run '{run.name}' has kept no complete episodes"
         raise UserError(f"{line}; train it with data.keep_episodes=true", code="no-episodes")
-    tasks, system = {task.id: task for task in train_tasks(env)}, env.system()
+    tasks, begin = {task.id: task for task in train_tasks(env)}, preamble(env)
     remedy = "set env as that run did, or name another data.buffer"
     for episode in stored:
         if tasks.get(episode.task.id) != episode.task:
             line = f"task '{episode.task.id}' of run '{run.name}' is not a train task of this env"
             raise UserError(f"{line}; {remedy}", code="other-tasks")
         first = episode.turns[0].observation
-        if [m.content for m in first if m.role == "system"] != ([system] if system else []):
-            line = f"the episodes of run '{run.name}' begin with another system message"
+        if first[: len(begin)] != begin or any(m.role == "system" for m in first[len(begin) :]):
+            line = f"the episodes of run '{run.name}' begin with other instructions"
             raise UserError(f"{line} than this env; {remedy}", code="other-system")
     return [replace(e, id=f"buffer-{e.id}", group=f"buffer-{e.group}") for e in stored]
 

@@ -14,12 +14,14 @@ from agentrl_cli.core.types import Step, Task
 from agentrl_cli.envs.wiki.env import Wiki
 from tests.paths import CONF
 
+PROMPTED = ("_target_", "instructions")
+
 
 @cache
 def settings(name: str = "wiki") -> dict[str, Any]:
     file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "env" / f"{name}.yaml"))
     below = [settings(one) for one in file.get("defaults", []) if one != "_self_"]
-    node = {key: value for key, value in file["env"].items() if key != "_target_"}
+    node = {key: value for key, value in file["env"].items() if key not in PROMPTED}
     return {key: value for found in [*below, node] for key, value in found.items()}
 
 

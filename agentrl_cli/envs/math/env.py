@@ -19,7 +19,13 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.statistics import cluster_bootstrap, mean, pass_at_k
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env, episodes_by_task, require_split
+from agentrl_cli.envs.base import (
+    Env,
+    Instructions,
+    episodes_by_task,
+    full_instructions,
+    require_split,
+)
 from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
@@ -27,6 +33,7 @@ from agentrl_cli.envs.math.rows import read_splits, solution_steps
 
 BLANK_LINE = "\n\n"
 CORRECT = "Correct."
+INSTRUCTION = r"Put the answer in \boxed{}."
 MAX_THOUGHTS = 256  # per reply
 
 
@@ -44,7 +51,8 @@ class ProblemState:
 class MathEnv(Env):
     """The built-in problems, or those in `data`."""
 
-    instruction: Annotated[str, Field(description="System message.")]
+    instruction: Annotated[str | None, Field(description="System message. null: by "
+                           "`instructions`.")]  # fmt: skip
     turn_mode: Annotated[Literal["single", "thoughts", "retry"], Field(description="single: the "
                          "whole reply is one turn; thoughts: a turn ends at a blank line; retry: "
                          "the agent sees the verdict and tries again.")]  # fmt: skip
@@ -68,6 +76,7 @@ class MathEnv(Env):
     val_share: Annotated[float, Field(ge=0, le=1, description="Share of the train rows in the val "
                          "split, if data has none.")] = 0.0  # fmt: skip
     val_problems: Annotated[int, Field(ge=0, description="Built-in val problems per level.")] = 0
+    instructions: Instructions = "short"
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
     __post_init__ = check_limits
@@ -77,7 +86,16 @@ class MathEnv(Env):
         return BLANK_LINE if self.turn_mode == "thoughts" else ""
 
     def system(self) -> str:
-        return self.instruction
+        if self.instruction is not None:
+            return self.instruction
+        return full_instructions()["math"]["system"] if self.instructions == "full" else INSTRUCTION
+
+    def example(self) -> list[Message]:
+        """Return a solved problem."""
+        if self.instructions == "short":
+            return []
+        problem, solution = full_instructions()["math"]["example"]
+        return [Message("user", problem), Message("assistant", solution)]
 
     def tasks(self, split: str) -> list[Task]:
         """Return one task per problem of these levels and subjects."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,15 @@ from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
 from agentrl_cli.core.text import encodable
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import SPLITS, Env, episodes_by_task, require_split
+from agentrl_cli.envs.base import (
+    SPLITS,
+    Env,
+    Instructions,
+    episodes_by_task,
+    expert_example,
+    full_instructions,
+    require_split,
+)
 from agentrl_cli.envs.tau.actions import RESPOND, Action, format_action, parse, plain_text, respond
 from agentrl_cli.envs.tau.data import load_domain
 from agentrl_cli.envs.tau.mini import TOOLS, MiniUser, expert_turns, mini_domain
@@ -72,6 +80,7 @@ class TauBench(Env):
     holdout: Annotated[int, Field(ge=0, description="With the scripted user: number of last train "
                        "tasks that form the test split. 0: the official splits.")]  # fmt: skip
     llm: Annotated[ChatFunction | None, Field(description="Model of `user=llm`.")]
+    instructions: Instructions = "short"
     conversation: Conversation | None = field(default=None, init=False, repr=False)
 
     __post_init__ = check_limits
@@ -106,7 +115,22 @@ class TauBench(Env):
             if self.actions == "react"
             else ""
         )
-        return domain.policy + form
+        if not self.has_full_instructions:
+            return domain.policy + form
+        texts = full_instructions()["shop"]
+        return texts["system"] + (texts["call"] if self.actions == "call" else form)
+
+    @property
+    def has_full_instructions(self) -> bool:
+        """Whether the shop shows its full instructions. Other domains have one policy only."""
+        return self.domain == "mini" and self.instructions == "full"
+
+    def example(self) -> list[Message]:
+        """Return a conversation of the expert in another shop."""
+        if not self.has_full_instructions:
+            return []
+        task = Task("example", "example", mini_domain("example").tasks["train"][0])
+        return expert_example(replace(self, user="scripted"), task)
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks of a split; a domain may have none. `val` and τ-bench's `dev` are the

@@ -90,10 +90,12 @@ def _find_order(data: Database, number: str, status: str) -> Record:
     return order
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def mini_domain(split: str = "train") -> Domain:
     """Return the domain, the same object for every call. The tasks of `val`, which τ-bench calls
-    dev, are the `test` tasks of another shop of this size."""
+    dev, are the `test` tasks of another shop of this size. `example` is a shop of one customer."""
+    if split == "example":
+        return make_shop(random.Random(2), 1)
     if split in ("val", "dev"):
         other = make_shop(random.Random(1), USERS, TEST_USERS)
         return replace(other, tasks={"train": (), "dev": other.tasks["test"], "test": ()})

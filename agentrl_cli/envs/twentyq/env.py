@@ -21,7 +21,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task, derive_seed
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, Instructions, full_instructions
 from agentrl_cli.envs.twentyq.oracle import ChatFunction, model_answer
 from agentrl_cli.envs.twentyq.questions import (
     Guess,
@@ -76,6 +76,7 @@ class TwentyQ(Env):
     oracle: Annotated[Literal["table", "llm"], Field(description="Answers come from the table, or "
                       "from the model llm.")] = "table"  # fmt: skip
     llm: Annotated[ChatFunction | None, Field(description="Model of `oracle=llm`.")] = None
+    instructions: Instructions = "short"
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +92,12 @@ class TwentyQ(Env):
         return load_world(self.world)
 
     def system(self) -> str:
+        if self.instructions == "full":
+            texts, world = full_instructions()["twentyq"], self.world_table
+            text = texts["system"].format(max_turns=self.max_turns)
+            questions = " ".join(map(world.question, world.attributes))
+            exact = texts["exact"].format(questions=questions) if self.parser == "exact" else ""
+            return f"{text} {exact}".strip()
         if self.parser == "exact":
             return "Find the hidden object with yes or no questions. The last line of a turn asks."
         return (
@@ -98,6 +105,17 @@ class TwentyQ(Env):
             "one yes-or-no question or make a guess, for example: Is it a dog? "
             f"You have {self.max_turns} turns, including guesses."
         )
+
+    def example(self) -> list[Message]:
+        """Return a few turns of a game up to its guess."""
+        if self.instructions == "short":
+            return []
+        rows, left = full_instructions()["twentyq"]["example"], self.max_turns
+        messages = [Message("user", "Ask." + self._turns_left(left))]
+        for number, (action, answer) in enumerate(rows, start=1):
+            reply = Message("user", answer + self._turns_left(left - number))
+            messages += [Message("assistant", action), reply]
+        return messages[:-1]
 
     def tasks(self, split: str) -> list[Task]:
         """Return one task per object of the split."""
@@ -115,7 +133,7 @@ class TwentyQ(Env):
             line = f"task {task.id} hides {secret!r}, which is not in world {self.world}"
             raise UserError(f"{line}; use the tasks of this env", code="unknown-object")
         self.game = Game(secret, self.world_table.objects, seed)
-        return [Message("user", "Ask." + self._turns_left())]
+        return [Message("user", "Ask." + self._turns_left(self.max_turns))]
 
     def step(self, action: str) -> Step:
         """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
@@ -137,7 +155,7 @@ class TwentyQ(Env):
         game.over = success or game.turn == self.max_turns
         near = parsed.near if isinstance(parsed, Unanswerable) and not answer else ()
         hint = f" You could ask: {' '.join(near)}" if near else ""
-        text = answer_sentence(answer) + hint + self._turns_left()
+        text = answer_sentence(answer) + hint + self._turns_left(self.max_turns - game.turn)
         if game.over:
             text = self.farewell_text(answer, success, game.secret, len(game.candidates))
             info["success"] = success
@@ -188,8 +206,7 @@ class TwentyQ(Env):
             return (game.secret,)
         return tuple(name for name in game.candidates if parsed != Guess(name))
 
-    def _turns_left(self) -> str:
-        left = self.max_turns - self.game.turn if self.game else self.max_turns
+    def _turns_left(self, left: int) -> str:
         return f" {left} left." if self.show_turns_left else ""
 
 

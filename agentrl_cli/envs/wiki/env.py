@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,14 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
-from agentrl_cli.envs.base import Env, episodes_by_task, require_split
+from agentrl_cli.envs.base import (
+    Env,
+    Instructions,
+    episodes_by_task,
+    expert_example,
+    full_instructions,
+    require_split,
+)
 from agentrl_cli.envs.wiki.browser import MAX_ARGUMENT, NEXT, PREVIOUS, Browser, parse
 from agentrl_cli.envs.wiki.generator import built_in
 from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, WikiData, link_key, normalise
@@ -39,6 +46,7 @@ FULL_SYSTEMS = {
 UNKNOWN = f"Unknown action. Use {ACTIONS}."
 OVER = "The search is over."
 MAX_PARTS_TURNED = 2  # a line further away is found by its words
+EXAMPLE_QUESTIONS = 20  # of which the shortest is the example
 MAX_SAVED = 2  # lines that may be saved per step of a proof
 
 Proof = Sequence[Collection[Line]]  # for each step the lines that prove it; one of them suffices
@@ -89,6 +97,7 @@ class Wiki(Env):
                          "val split, if no row sets it.")] = 0.0  # fmt: skip
     val_questions: Annotated[int, Field(ge=0, description="Number of built-in val questions, about "
                              "another encyclopedia.")] = 0  # fmt: skip
+    instructions: Instructions = "short"
     search: Search | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +112,10 @@ class Wiki(Env):
         if self.data is not None:
             shares = (self.test_share, self.val_share, self.world_seed)
             return read_user_data(self.data, self.test_data, *shares, self.reward != "answer")
-        if split == "val":
+        if split in ("val", "example"):
             seed = derive_seed("wiki", split, self.world_seed)
-            other = built_in(self.world, seed, self.pages, (1, self.val_questions))
+            count = self.val_questions if split == "val" else EXAMPLE_QUESTIONS
+            other = built_in(self.world, seed, self.pages, (1, count))
             questions, articles = {split: other.questions["test"]}, {split: other.articles["test"]}
             return WikiData(f"{other.name}-val", other.encyclopedia, questions, articles)
         counts = (self.questions, self.test_questions)
@@ -118,8 +128,25 @@ class Wiki(Env):
 
     def system(self) -> str:
         """Return the instructions. The embedded model has its own for the small encyclopedia."""
+        if self.instructions == "full":
+            texts = full_instructions()["wiki"]
+            turns = texts["turns"].format(max_turns=self.max_turns)
+            parts = (texts[self.task], texts["actions"], texts["submit"][self.task], turns)
+            return "\n".join(parts)
         is_full = self.world == "full" or self.data is not None
         return (FULL_SYSTEMS if is_full else SYSTEMS)[self.task]
+
+    def example(self) -> list[Message]:
+        """Return the shortest of a few searches of the expert in another encyclopedia."""
+        if self.instructions == "short":
+            return []
+        env = replace(self, data=None, test_data=None)
+        if self.data is not None:
+            env.world = "full"
+        wiki = env.wiki("example")
+        rows = (wiki.questions if self.task == "question" else wiki.articles)["example"]
+        row = min(rows, key=lambda row: len(row["proof"]))
+        return expert_example(env, Task("example", "example", row))
 
     def tasks(self, split: str) -> list[Task]:
         """Return the questions or topics of a split. In the built-in encyclopedia no page that a
