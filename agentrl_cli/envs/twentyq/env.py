@@ -155,7 +155,10 @@ class TwentyQ(Env):
         game.over = success or game.turn == self.max_turns
         near = parsed.near if isinstance(parsed, Unanswerable) and not answer else ()
         hint = f" You could ask: {' '.join(near)}" if near else ""
-        text = answer_sentence(answer) + hint + self._turns_left(self.max_turns - game.turn)
+        sentence = answer_sentence(answer)
+        if parsed is None and not answer and self.instructions == "full":
+            sentence = full_instructions()["twentyq"]["malformed"]
+        text = sentence + hint + self._turns_left(self.max_turns - game.turn)
         if game.over:
             text = self.farewell_text(answer, success, game.secret, len(game.candidates))
             info["success"] = success
