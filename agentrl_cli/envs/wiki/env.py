@@ -145,8 +145,11 @@ class Wiki(Env):
             env.world = "full"
         wiki = env.wiki("example")
         rows = (wiki.questions if self.task == "question" else wiki.articles)["example"]
-        row = min(rows, key=lambda row: len(row["proof"]))
-        return expert_example(env, Task("example", "example", row))
+        row = min(rows, key=lambda row: (len(row["proof"]) < 2, len(row["proof"])))
+        played = expert_example(env, Task("example", "example", row))
+        return [
+            Message(m.role, in_words(m.content)) if m.role == "assistant" else m for m in played
+        ]
 
     def tasks(self, split: str) -> list[Task]:
         """Return the questions or topics of a split. In the built-in encyclopedia no page that a
@@ -243,6 +246,13 @@ class Wiki(Env):
         info["success"] = reward == 1.0
         text = text if in_time else f"No turns left. {text}"
         return Step([Message("user", text)], reward, True, False, info)
+
+
+def in_words(action: str) -> str:
+    """Return the last line of an action as `Search: words`, which small models write more often
+    than capital letters."""
+    verb, _, argument = action.rpartition("\n")[2].partition(" ")
+    return f"{verb.capitalize()}: {argument}" if argument else verb.capitalize()
 
 
 # --- Scores of answers and saved lines ------------------------------------------------------------
