@@ -7,7 +7,7 @@ none that the table can answer where it is none.
 
 `python bench/real_models.py --play twentyq wiki` measures these environments instead: the share of
 actions in the right form of SmolLM2 without training, with each instructions and temperature. It
-plays 24 test tasks of 5 turns each, or 100 problems.
+plays 24 val tasks of 5 turns each, or 100 problems.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def play_figures(env: str, instructions: str, temperature: float, model: list[st
     cfg = compose_checked([*given, f"rollout.max_new_tokens={tokens}"])
     parts = build_parts(cfg, None, learns=False)
     try:
-        turns = [t for e in play_split(parts, "test", 1, temperature) for t in e.turns]
+        turns = [t for e in play_split(parts, "val", 1, temperature) for t in e.turns]
     finally:
         parts.close()
     for turn in turns[:8]:

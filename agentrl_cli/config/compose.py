@@ -260,9 +260,8 @@ def complete(
 
     with open_dict(cfg):
         cfg.choices = {g: options_of[g] for g in groups(config_dir) if g in options_of}
-        for holder in map(
-            cfg.get, ("algo", "env", "rollout")
-        ):  # a collector may hold an algorithm's
+        # a collector may hold an algorithm's
+        for holder in map(cfg.get, ("algo", "env", "rollout")):
             plain: Any = OmegaConf.is_dict(holder) and OmegaConf.to_container(holder)
             for key, value in files.flatten(plain or {}).items():
                 if isinstance(value, str) and value.startswith("${prompts."):
