@@ -6,12 +6,14 @@ from .grpo import GRPO as GRPO
 from .nlac.ablations import NLRL as NLRL
 from .nlac.ablations import NLACSelfDistillation as NLACSelfDistillation
 from .nlac.algorithm import NLAC as NLAC
+from .nlac.role_sft import NLACRoleSFT as NLACRoleSFT
 from .ppo import PPO as PPO
 from .self_ac import SelfAC as SelfAC
 from .settings import ArCHerConfig as ArCHerConfig
 from .settings import DPOConfig as DPOConfig
 from .settings import GRPOConfig as GRPOConfig
 from .settings import NLACConfig as NLACConfig
+from .settings import NLACRoleSFTConfig as NLACRoleSFTConfig
 from .settings import NLACSelfDistillationConfig as NLACSelfDistillationConfig
 from .settings import NLRLConfig as NLRLConfig
 from .settings import PPOConfig as PPOConfig

@@ -419,6 +419,22 @@ class NLACConfig(Settings):
 
 
 @dataclass(kw_only=True)
+class NLACRoleSFTConfig(TrainingConfig):
+    """Settings of the SFT of NLAC's roles."""
+
+    turns_per_update: Annotated[
+        int, Field(ge=1, description="Played turns per update; each role writes once about each.")
+    ]
+    demos_per_update: Annotated[
+        int, Field(ge=0, description="Demonstrations per update, which keep the policy.")
+    ]
+    num_forecasts: Annotated[int, Field(ge=1, description="Forecasts in a critique's prompt.")]
+    role_tokens: Annotated[int, Field(ge=1, description="Maximum tokens of a text.")]
+    role_temperature: Annotated[float, Field(ge=0, description="Temperature of forecasts.")]
+    prompts: NLACPromptsConfig
+
+
+@dataclass(kw_only=True)
 class NLRLConfig(NLACConfig):
     """Settings of NLRL, which summarizes rollouts instead of bootstrapping."""
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
@@ -19,7 +19,6 @@ from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import (
     NLAC_PLACEHOLDER,
     ForecastPromptConfig,
-    FrozenForecastConfig,
     NLACAdvancedConfig,
     NLACPromptsConfig,
 )
@@ -72,9 +71,16 @@ def success_share(forecasts: list[str], parser: Parser) -> float:
     return fmean(outcomes) if outcomes else 0.5
 
 
+class TextSettings(Protocol):
+    """Limits of sampled texts."""
+
+    role_tokens: int
+    role_temperature: float
+
+
 @dataclass
 class Forecaster:
-    """Samples forecasts. `critic` names the model that writes them.
+    """Samples actions and forecasts. `critic` names the model that writes forecasts.
 
     Every call uses new seeds. They derive from the run's seed, the current stream, the number of
     the call in that stream, and the row, so the order of calls is part of the algorithm.
@@ -82,7 +88,7 @@ class Forecaster:
 
     context: Context
     prompts: ForecastPromptConfig
-    settings: NLACAdvancedConfig | FrozenForecastConfig
+    settings: TextSettings
     critic: str
     stream: tuple[object, ...] = ()
     calls: int = 0
@@ -99,6 +105,12 @@ class Forecaster:
     def seed(self, *parts: object) -> int:
         """Return a seed of the current stream."""
         return derive_seed(self.context.seed, *self.stream, *parts)
+
+    def act(self, turns: list[TurnRef]) -> list[Ids]:
+        """a ~ π(s): sample an action in the state of each turn."""
+        states, sampling = [turn.state_ids for turn in turns], self.context.sampling
+        replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
+        return [self._first_turn(completion.ids) for (completion,) in replies]
 
     def forecast(
         self, turns: list[TurnRef], actions: list[Ids], count: int, model: str | None = None
@@ -159,6 +171,9 @@ class Forecaster:
         self.calls += 1
         return [self.seed(self.calls, i) for i in range(count)]
 
+    def _first_turn(self, ids: Ids) -> Ids:
+        return first_turn(ids, self.context.turn_delimiter, self.context.chat)
+
 
 @dataclass
 class Roles(Forecaster):
@@ -166,12 +181,6 @@ class Roles(Forecaster):
 
     prompts: NLACPromptsConfig
     settings: NLACAdvancedConfig
-
-    def act(self, turns: list[TurnRef]) -> list[Ids]:
-        """a ~ π(s): sample an action in the state of each turn."""
-        states, sampling = [turn.state_ids for turn in turns], self.context.sampling
-        replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
-        return [self._first_turn(completion.ids) for (completion,) in replies]
 
     def back_up(self, rows: list[tuple[TurnRef, str]]) -> list[Ids]:
         """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
@@ -216,9 +225,6 @@ class Roles(Forecaster):
         """Return a sampled forecast if it is complete and has an outcome, else None."""
         has_outcome = self.parser.outcome(self.decode(ids)) is not None
         return ids if has_outcome and self.is_complete(ids) else None
-
-    def _first_turn(self, ids: Ids) -> Ids:
-        return first_turn(ids, self.context.turn_delimiter, self.context.chat)
 
 
 @dataclass
