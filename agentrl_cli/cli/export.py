@@ -1,9 +1,10 @@
 """`agentrl export`: write the policy of a run as a plain Hugging Face model, or its last evaluation
 as a log for Inspect (inspect_ai).
 
-Adapters are merged; heads, critics and everything else that only training needs are left out. A log
-has version 2 of the format of Inspect's EvalLog and is written without its package. Each episode is
-a sample with messages, reward, success and the texts of a critic.
+Adapters are merged unless `--adapter` is given; heads, critics and everything else that only
+training needs are left out. A log has version 2 of the format of Inspect's EvalLog and is written
+without its package. Each episode is a sample with messages, reward, success and the texts of a
+critic.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
+from agentrl_cli.models.fetch import PACKAGES
 from agentrl_cli.report.records import read_record
+from agentrl_cli.report.summary import result_table
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run, step_of
 
 if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -42,16 +47,20 @@ STOPS = {"done": "stop", "context": "model_length"}  # as Inspect names them
 Json = dict[str, Any]
 
 
-def export(ref: str, target: Path) -> tuple[Run, int]:
-    """Write the policy to `target` with the dtype of its training. Returns the run and the step.
+def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
+    """Write the policy to `target` with the dtype of its training, and a model card. With `adapter`
+    write its LoRA adapter alone, for PEFT. Returns the run and the step.
 
-    Raises UserError for an unknown run, a `target` that is not empty or cannot be written, and an
-    adapter that cannot be merged. `target` is unchanged then.
+    Raises UserError for an unknown run, a `target` that is not empty or cannot be written, a run
+    without an adapter, and an adapter that cannot be merged. `target` is unchanged then.
     """
     run = find_run(ref)
     checkpoint = played_checkpoint(run, "models/policy/")
     cfg = check(load(run.config_file, []), skip=UNUSED)
     config = as_dataclass(cfg.model, ModelConfig)
+    if adapter and config.lora is None:
+        line = f"run '{run.name}' trained all weights and has no adapter"
+        raise UserError(f"{line}; leave --adapter out", code="no-adapter")
 
     import torch  # after everything that can be refused without it
     from peft import PeftModel
@@ -66,13 +75,18 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
         models = ModelSet(replace(config, dtype="float32"), specs, "cpu", cfg.seed)
         models.load_weights("policy", checkpoint.folder / "models" / "policy")
         module: Any = models.module("policy")
-        plain = _merged(module) if isinstance(module, PeftModel) else module
-        plain.to(dtype_of(config, torch.device(cfg.hardware.device)))  # pyright: ignore
+        dtype = dtype_of(config, torch.device(cfg.hardware.device))
         try:
-            plain.save_pretrained(folder)
+            if adapter:
+                _save_adapter(module, config.path, folder)
+            else:
+                plain = _merged(module) if isinstance(module, PeftModel) else module
+                to_dtype(plain, dtype)
+                plain.save_pretrained(folder)
         except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(model_card(run, cfg, checkpoint.step, adapter=adapter))
     return run, checkpoint.step
 
 
@@ -118,6 +132,68 @@ def _merged(module: PeftModel) -> PreTrainedModel:
         line += " layers with shared weights, such as lm_head, in model.lora.targets"
         raise UserError(line, code="not-mergeable")
     return merged
+
+
+def to_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round the weights to `dtype`; in bfloat16 at random, which keeps small changes."""
+    import torch
+
+    from agentrl_cli.generators.hf import round_at_random, rounding_noise
+
+    random = torch.Generator().manual_seed(0)
+    if dtype == torch.bfloat16:
+        for weight in model.parameters():
+            weight.data = round_at_random(weight.data, rounding_noise(weight.shape, random))
+    model.to(dtype)  # pyright: ignore
+
+
+def _save_adapter(module: PeftModel, base: str, folder: Path) -> None:
+    """Write the policy's adapter as PEFT reads it."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    settings = module.peft_config["policy"]
+    settings.base_model_name_or_path = base
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    weights = get_peft_model_state_dict(module, adapter_name="policy")
+    found = {key: weight.contiguous() for key, weight in weights.items()}
+    save_file(found, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def model_card(run: Run, cfg: DictConfig, step: int, *, adapter: bool) -> str:
+    """Return the model card: what was trained from what, by which command, on which data, and the
+    results of the run."""
+    base, known = cfg.model.path, PACKAGES.get(cfg.model.path)
+    what = "A LoRA adapter of" if adapter else "A model trained from"
+    title, license_ = (known.title, known.license) if known else (base, None)
+    algo, env = (run.meta["choices"][group] for group in ("algo", "env"))
+    front = ["library_name: " + ("peft" if adapter else "transformers"), "tags: [agentrl]"]
+    front += [f"license: {license_.lower()}"] if license_ else []
+    terms = f"the licence of {title}, {license_}" if license_ else f"the licence of {title}"
+    start = f" It started from the run or folder `{cfg.init}`." if cfg.init else ""
+    demos = f" It learned from the demonstrations `{cfg.data.demos}`." if cfg.data.demos else ""
+    results = "\n".join(result_table(run)) or "The run has no evaluation."
+    return f"""---
+{chr(10).join(front)}
+---
+# {run.name}
+
+{what} {title}, after {step} updates of `{algo}` on the train tasks of `{env}`.{start}{demos}
+It is under {terms}.
+
+```console
+{run.meta.get("command", "")}
+```
+
+Success on tasks of the named splits, sampled at temperature 1 unless greedy, with 95 % intervals:
+
+```text
+{results}
+```
+
+Trained with agentrl {__version__}.
+"""
 
 
 def export_inspect(ref: str, folder: Path) -> tuple[Path, int]:

@@ -209,6 +209,7 @@ def export(
         Path | None,
         typer.Option(metavar="DIR", help="A folder for the last evaluation as an Inspect log."),
     ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter.")] = False,
 ) -> None:
     """Write the policy of a run as a Hugging Face model, or its evaluation as an Inspect log."""
     from agentrl_cli.cli.export import evaluable_context, export_inspect
@@ -219,8 +220,11 @@ def export(
         echo(file)
         echo(f"{count} episodes; view them: inspect view --log-dir {inspect}", err=True)
     elif folder is not None and inspect is None:
-        source, step = export_policy(run, folder)
+        source, step = export_policy(run, folder, adapter=adapter)
         echo(folder)
+        if adapter:
+            echo(f"the adapter of {source.name} at step {step}, for PEFT", err=True)
+            return
         length, path = evaluable_context(folder), quote(f"model.path={folder}")
         limit = f" rollout.max_seq_len={length}" if length else ""
         command = f"agentrl eval model=hf {path} env={source.meta['choices']['env']}{limit}"

@@ -271,8 +271,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
 def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
     """Return the layers with this adapter, merged. Layers with shared weights are left out.
 
-    In bfloat16 a weight is rounded up or down at random with the probability that keeps its mean.
-    Rounding to the nearest number would drop most of a small adapter.
+    In bfloat16 weights are rounded at random, which keeps small adapters.
     """
     every = module.named_parameters(remove_duplicate=False)
     uses = Counter(id(weight) for _, weight in every)
@@ -285,14 +284,25 @@ def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
         if uses[id(weight)] > 1:
             continue
         merged = weight.float() + layer.get_delta_weight(adapter)
-        if weight.dtype == torch.bfloat16:  # the upper half of the bits of a float32
+        if weight.dtype == torch.bfloat16:
             if weight.shape not in noises:
-                options = {"dtype": torch.int32, "generator": random}
-                noises[weight.shape] = torch.randint(2**16, weight.shape, **options)
-            bits = merged.view(torch.int32).add_(noises[weight.shape]).bitwise_and_(-(2**16))
-            merged = bits.view(torch.float32)
+                noises[weight.shape] = rounding_noise(weight.shape, random)
+            merged = round_at_random(merged, noises[weight.shape])
         found.append(MergedLayer(layer, weight, merged.to(weight.dtype)))
     return found
+
+
+def rounding_noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Return the random numbers with which `round_at_random` rounds weights of this shape."""
+    return torch.randint(2**16, shape, dtype=torch.int32, generator=generator)
+
+
+def round_at_random(weight: Tensor, noise: Tensor) -> Tensor:
+    """Return float32 weights, each rounded up or down to a bfloat16 at random with the probability
+    that keeps its mean. Rounding to the nearest number would drop most of a small adapter.
+    `weight` is overwritten."""
+    bits = weight.view(torch.int32).add_(noise)  # bfloat16 is the upper half of the bits
+    return bits.bitwise_and_(-(2**16)).view(torch.float32)
 
 
 # how much memory a batch needs
@@ -346,6 +356,8 @@ def prefill(
     slots = cache.find(hashes)  # [rows, longest]
     end = np.zeros((len(slots), 1), np.bool_)
     cached = np.argmin(np.concatenate([slots >= 0, end], axis=1), axis=1).astype(np.int64)
+    if not hashes.shape[1]:  # prompts of one token, which decoding reads
+        return slots
     cost = pass_cost(cache.device.type)
     for spans in plan_rounds(hashes, lengths, np.minimum(cached, lengths)):
         sizes, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)

@@ -97,20 +97,26 @@ def runs_table(rows: Sequence[Row], columns: Sequence[str] = LISTED) -> list[str
 
 def final_table(run: Run) -> str:
     """Return base and trained success with their difference, the folder, and the next command."""
+    lines = [*result_table(run), f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"]
+    return "\n".join(lines)
+
+
+def result_table(run: Run) -> list[str]:
+    """Return base and trained success with their difference; no line without an evaluation."""
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
-    lines: list[str] = []
-    if rows:
-        record = read_record(run)
-        save_best = bool(record.config.get("save_best"))
-        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, save_best)
-        gain = None
-        if base is not None and trained is not base:
-            before, after = record.outcomes(0) or {}, record.outcomes(trained["step"]) or {}
-            gain = paired_difference({0: after}, {0: before})
-        lines = comparison(base, trained, gain)
-        if save_best:
-            lines.append(f"trained: step {trained['step']}, the best on val, which is kept")
-    return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
+    if not rows:
+        return []
+    record = read_record(run)
+    save_best = bool(record.config.get("save_best"))
+    base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, save_best)
+    gain = None
+    if base is not None and trained is not base:
+        before, after = record.outcomes(0) or {}, record.outcomes(trained["step"]) or {}
+        gain = paired_difference({0: after}, {0: before})
+    lines = comparison(base, trained, gain)
+    if save_best:
+        lines.append(f"trained: step {trained['step']}, the best on val, which is kept")
+    return lines
 
 
 def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import resource
 import subprocess
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
-from agentrl_cli.cli.export import export
+from agentrl_cli.cli.export import export, to_dtype
 from agentrl_cli.cli.main import app
 from agentrl_cli.config.compose import check, load
 from agentrl_cli.core.errors import UserError
@@ -28,7 +30,7 @@ from tests.paths import ROOT
 ONE = ["steps=1", "save_every=0", "eval_every=0", "eval.baseline=false", "eval.greedy=false"]
 LORA = ["model=hf", "model.dtype=float32", "model.lora.rank=4", "algo.optimizer.lr=0.003"]
 PARTS = {"config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"}
-PARTS |= {"tokenizer.json", "tokenizer_config.json"}
+PARTS |= {"tokenizer.json", "tokenizer_config.json", "README.md"}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
 GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_ids=())
 
@@ -83,6 +85,9 @@ def test_merged_adapter_generates_the_same(model_folder: Path, tmp_path: Path, a
     assert (logits(exact) - logits(adapted)).abs().max() < 1e-5
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     assert (logits(exact) - logits(base)).abs().max() > 1e-2
+    export(str(run.folder), tmp_path / "adapter", adapter=True)
+    again = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    assert (logits(again.double()) - logits(exact)).abs().max() < 1e-5
 
 
 def test_weights_keep_their_dtype(tmp_path: Path):
@@ -93,6 +98,33 @@ def test_weights_keep_their_dtype(tmp_path: Path):
     plain = load_file(tmp_path / "plain" / file)
     assert saved.keys() == plain.keys() and {w.dtype for w in plain.values()} == {torch.bfloat16}
     assert all(torch.equal(plain[key], weight) for key, weight in saved.items())
+
+
+def test_rounding_to_bfloat16_keeps_small_changes():
+    base = torch.nn.Linear(500, 500)
+    for weight in base.parameters():
+        weight.data = weight.data.bfloat16().float()
+    changed = copy.deepcopy(base)
+    changed.weight.data += 2e-5  # far below a step of bfloat16 at most weights
+    for model in (changed, exact := copy.deepcopy(base)):
+        to_dtype(model, torch.bfloat16)
+    assert torch.equal(exact.weight.float(), base.weight)
+    moved = changed.weight.float() - base.weight
+    assert abs(float(moved.mean()) / 2e-5 - 1) < 0.1
+    nearest = (base.weight + 2e-5).bfloat16().float() - base.weight
+    assert float(nearest.mean()) / 2e-5 < 0.7
+
+
+def test_card_names_base_command_and_results(run: Run, tmp_path: Path):
+    export(str(run.folder), tmp_path / "plain")
+    card = (tmp_path / "plain" / "README.md").read_text()
+    for text in ("tiny", "`grpo`", run.meta["command"], "test success"):
+        assert text in card
+
+
+def test_run_without_adapter_is_refused(run: Run, tmp_path: Path):
+    with user_error("no-adapter"):
+        export(str(run.folder), tmp_path / "adapter", adapter=True)
 
 
 def test_adapter_on_shared_weights_is_refused(model_folder: Path, tmp_path: Path):

@@ -328,6 +328,13 @@ def test_uniform_near_one_draws_no_impossible_token():
     assert ids.item() == 99
 
 
+def test_prompts_of_one_token_are_read(policy):
+    alone, pair = (
+        engine(policy).generate(rows, [4] * len(rows), SAMPLED) for rows in ([[3]], [[3], [3]])
+    )
+    assert alone[0][0].ids == pair[1][0].ids
+
+
 def test_empty_prompt_is_named(policy):
     assert engine(policy).generate([], [], SAMPLED) == []
     with pytest.raises(ValueError, match="prompt 1 is empty"):
