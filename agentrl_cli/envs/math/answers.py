@@ -7,6 +7,7 @@ Everything takes linear time, because the text may be hostile.
 from __future__ import annotations
 
 import re
+import unicodedata
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +15,23 @@ from typing import NamedTuple
 
 import yaml
 
+from agentrl_cli.envs.math import exact
+
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
+RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2071\u2074-\u207f]+")
+LOWERED = re.compile(r"[\u2080-\u208e\u2090-\u209c]+")
+VULGAR = re.compile(r"([\u00bc-\u00be\u2150-\u215e\u2189])")
+UNICODE_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
+FUNCTION = re.compile(
+    r"(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\{?\d\}?)?\s*(?:\\left)?[({](?:[^(){}]|\{[^{}]*\})*"
+)
+FUNCTION_DEGREES = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))", re.ASCII
+)
 SPELLINGS = str.maketrans(NOTATIONS["spellings"])
 REWRITES = [(re.compile(pattern), to) for pattern, to in NOTATIONS["rewrites"]]
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
@@ -131,17 +144,41 @@ def labels(text: str) -> Labels:
 
 def _respell(text: str) -> str:
     """Return the text in one spelling, without loss of meaning."""
-    text = CONTROL.sub("", text).translate(SPELLINGS).strip()
+    text = to_ascii(CONTROL.sub("", text)).strip()
+    text = FUNCTION.sub(lambda match: FUNCTION_DEGREES.sub(_radians, match[0]), text)
     for pattern, to in REWRITES:
         text = pattern.sub(to, text)
     return _unwrap(text.strip()).rstrip(".,;: ")
 
 
+def to_ascii(text: str) -> str:
+    """Return the text with LaTeX or ASCII for the digits, superscripts, subscripts, fractions,
+    roots and symbols of Unicode. Letters of other scripts stay."""
+    if text.isascii():
+        return text
+    text = RAISED.sub(lambda match: f"^{{{plain(match[0])}}}", text)
+    text = LOWERED.sub(lambda match: f"_{{{plain(match[0])}}}", text)
+    text = VULGAR.sub(lambda match: r"\frac{%s}{%s}" % (*plain(match[1]).split("/"),), text)
+    text = UNICODE_ROOT.sub(r"\1{\2}", text).translate(SPELLINGS)
+    text = unicodedata.normalize("NFKC", text).translate(SPELLINGS)
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+
+
+def plain(text: str) -> str:
+    """Return superscripts, subscripts and fractions of Unicode as ASCII digits."""
+    return unicodedata.normalize("NFKC", text).translate(SPELLINGS)
+
+
+def _radians(match: re.Match[str]) -> str:
+    return rf"\frac{{{match[1]}\pi}}{{180}}"
+
+
 def number(text: str) -> Fraction | None:
-    """Return the exact value of a normalised integer, decimal, fraction, mixed number or power of
-    ten; None for anything else."""
+    """Return the exact value of a normalised integer, decimal, fraction, mixed number or other
+    arithmetic (`exact.evaluate`); None for anything else."""
     with suppress(ZeroDivisionError, ValueError):
-        return _number(text)
+        value = _number(text)
+        return exact.evaluate(text) if value is None else value
     return None
 
 

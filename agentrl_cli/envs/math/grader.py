@@ -24,6 +24,7 @@ from typing import Literal, get_args
 
 from agentrl_cli.core.errors import UserError, require_fraction
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
+from agentrl_cli.envs.math.replies import readable
 
 Extract = Literal["boxed", "last_math"]
 MAX_ANSWER_LENGTH = 512  # characters; longer answers are wrong
@@ -66,7 +67,7 @@ def grade(answer: str, gold: str, extract: Extract = "boxed", tolerance: float =
 
 def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
     """Grade a reply as math-verify's defaults do: several boxes are a set, and without a box the
-    last formula or number counts."""
+    last formula or number counts. Several numbers joined by "or" or "and" are a set, too."""
     if not reply.strip():
         return Grade(False, "empty")
     if len(boxed(reply) or "") > MAX_ANSWER_LENGTH:
@@ -76,7 +77,7 @@ def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
     if not available():
         line = f"extract=last_math needs math-verify; {INSTALL}"
         raise UserError(line, code="missing-extra")
-    return _verify(reply[-MAX_REPLY_LENGTH:], gold, True, tolerance)
+    return _verify(readable(reply[-MAX_REPLY_LENGTH:]), gold, True, tolerance)
 
 
 def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
@@ -107,6 +108,20 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     raise UserError(line, code="missing-extra")
 
 
+def explain(text: str, extract: Extract = "boxed") -> str:
+    """Return how an answer or correct answer is read: its exact value, or math-verify's expression,
+    after the normalised text. "" if it cannot be read."""
+    if whole_reply := extract == "last_math":
+        text = readable(text[-MAX_REPLY_LENGTH:])
+    else:
+        inside = boxed(text)
+        text = normalise((text if inside is None else inside)[:MAX_ANSWER_LENGTH], keep_name=True)
+        if (value := number(text)) is not None:
+            return text if str(value) == text else f"{text} = {value}"
+    read = pool_of(os.getpid()).verify(text, None, whole_reply, 0.0) if available() else ""
+    return read if whole_reply else f"{text} = {read}" if read else text
+
+
 def _verify(answer: str, gold: str, whole_reply: bool, tolerance: float) -> Grade:
     outcome = pool_of(os.getpid()).verify(answer, gold, whole_reply, tolerance)
     return Grade(outcome == "verified", outcome)
@@ -133,7 +148,7 @@ class Worker:
             remedy = "run python -c 'import math_verify', or reinstall 'agentrl-cli[math]'"
             raise UserError(f"math-verify does not load in its process; {remedy}", code="no-grader")
 
-    def grade(self, question: tuple[str, str, bool, float]) -> str:
+    def grade(self, question: tuple[str, str | None, bool, float]) -> str:
         """Return verified, refused, timeout or crash; "" if the process is gone or stuck."""
         assert self.process.stdin is not None
         try:
@@ -163,7 +178,7 @@ class Pool:
         for _ in range(workers):
             self.idle.put(None)
 
-    def verify(self, answer: str, gold: str, whole_reply: bool, tolerance: float) -> str:
+    def verify(self, answer: str, gold: str | None, whole_reply: bool, tolerance: float) -> str:
         """Return verified, refused, timeout or crash. `answer` is normalised, or a whole reply."""
         worker, outcome = self.idle.get(), ""
         try:

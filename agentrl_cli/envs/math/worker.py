@@ -1,9 +1,13 @@
 """A grading process, started as `python -P worker.py`. It imports math-verify, and nothing of ours.
 
 It reads one JSON list per line (answer, correct answer, whether the answer is a whole reply,
-tolerance) and writes one word: verified, refused, timeout or crash. A fork does the comparing. The
-kernel ends it at the limits, because a Python signal handler cannot interrupt C code. A new fork
-costs milliseconds, a new process more than a second.
+tolerance) and writes one word: verified, refused, timeout or crash. Without a correct answer it
+writes how math-verify reads the answer. A fork does the comparing. The kernel ends it at the
+limits, because a Python signal handler cannot interrupt C code. A new fork costs milliseconds, a
+new process more than a second.
+
+math-verify rounds numbers: to six decimals if one of them is a decimal, and to 15 decimals
+otherwise. Here its comparisons of numbers are replaced by exact ones.
 """
 
 from __future__ import annotations
@@ -41,21 +45,31 @@ DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
 PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
 )
-Check = Callable[[str, str, bool, float], bool]
+Check = Callable[[str, str | None, bool, float], str]
+MAX_DIGITS = 2000  # to which two irrational numbers are compared
 
 
 def load_checker() -> Check:
     """Return the comparison. It parses an answer as LaTeX, and a reply with math-verify's
     defaults."""
+    import math_verify.grader  # pyright: ignore[reportMissingImports]
     import math_verify.parser  # pyright: ignore[reportMissingImports]
     from math_verify import (  # pyright: ignore[reportMissingImports]
         LatexExtractionConfig,
         parse,
         verify,
     )
+    from sympy import FiniteSet  # pyright: ignore[reportMissingImports]
 
     logging.disable(logging.CRITICAL)
     math_verify.parser.parse_expr = parse_arithmetic  # sympy's own parser calls `eval`
+    math_verify.grader.sympy_numeric_eq = are_equal_numbers
+    math_verify.grader.sympy_symbolic_eq = are_equal
+    by_solutions = math_verify.grader.sympy_solve_and_compare
+    # equations without solutions are not equal for that
+    math_verify.grader.sympy_solve_and_compare = lambda *both: has_solution(both[0]) and (
+        by_solutions(*both)
+    )
     latex = [LatexExtractionConfig()]
 
     def parse_answer(text: str) -> Any:
@@ -72,18 +86,114 @@ def load_checker() -> Check:
             return parse_reply(text)
         return parse_reply(f"${text}$") + (parse_reply(text) if PLAIN.fullmatch(text) else [])
 
-    def check(answer: str, gold: str, whole_reply: bool, tolerance: float) -> bool:
-        right = parse_gold(gold, whole_reply)
+    def check(answer: str, gold: str | None, whole_reply: bool, tolerance: float) -> str:
         mine = (parse_reply if whole_reply else parse_answer)(answer)
+        if gold is None:
+            return " ".join(str(mine[0] if mine else "nothing").split())[:200]
+        right = parse_gold(gold, whole_reply)
+        if any(map(is_region, right)) != any(map(is_region, mine)):
+            right, mine = (list(map(as_region, both)) for both in (right, mine))
         if right and mine and verify(right, mine, timeout_seconds=0):
-            return True
-        return tolerance > 0 and any(are_close(a, b, tolerance) for a in right for b in mine)
+            return "verified"
+        if whole_reply and mine and isinstance(mine[0], FiniteSet) and mine[0].args:
+            if all(verify(right, [one], timeout_seconds=0) for one in mine[0].args):
+                return "verified"  # 0.5 or 1/2
+        close = tolerance > 0 and any(are_close(a, b, tolerance) for a in right for b in mine)
+        return "verified" if close else "refused"
 
     for answer, gold in WARM_UP_PAIRS:
         check(answer, gold, False, 0.01)
     for answer, gold in WARM_UP_REPLIES:
         check(answer, gold, True, 0.01)
     return check
+
+
+def exact(value: Any) -> Any:
+    """Return an evaluated sympy expression or matrix with its decimals as fractions."""
+    from sympy import Float, Rational  # pyright: ignore[reportMissingImports]
+
+    value = value.doit()
+    return value.xreplace({one: Rational(str(one)) for one in value.atoms(Float)}).doit()
+
+
+def are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
+    """Return whether two sympy numbers, or matrices of them, are equal. A percentage is equal to its
+    value and to its number: 50 % to 1/2 and to 50."""
+    from sympy import MatrixBase, Mul, Rational, UnevaluatedExpr  # pyright: ignore
+
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        return one.shape == other.shape and all(map(are_equal, one.flat(), other.flat()))
+    if are_equal(one, other, numbers=True):
+        return True
+    per_cent = UnevaluatedExpr(Rational(1, 100))
+    for a, b in ((one, other), (other, one)):
+        if isinstance(a, Mul) and len(a.args) == 2 and a.args[1] == per_cent:
+            return are_equal(a.args[0], b, numbers=True)
+    return False
+
+
+def are_equal(one: Any, other: Any, numbers: bool = False) -> bool:
+    """Return whether the difference of two sympy expressions is zero. False if it is not known, or
+    if they must be `numbers` and are not."""
+    from sympy import MatrixBase, simplify  # pyright: ignore[reportMissingImports]
+
+    try:
+        difference = exact(one) - exact(other)
+        if isinstance(difference, MatrixBase):
+            return not numbers and bool(simplify(difference).is_zero_matrix)
+        if difference.is_Rational:
+            return bool(difference == 0)
+        if not difference.free_symbols and (found := _vanishes(difference)) is not None:
+            return found
+        return not numbers and bool(simplify(difference).is_zero)
+    except (TypeError, AttributeError, ValueError, NotImplementedError, ArithmeticError):
+        return False
+
+
+def _vanishes(number: Any) -> bool | None:
+    """Return whether a sympy number is zero to more digits than roots of its integers can differ
+    by; None if it cannot be computed."""
+    from sympy import Rational  # pyright: ignore[reportMissingImports]
+
+    bits = sum(one.p.bit_length() + one.q.bit_length() for one in number.atoms(Rational))
+    digits = 100 + 2 * bits
+    if digits > MAX_DIGITS:
+        return False
+    parts = number.evalf(15, maxn=digits).as_real_imag()
+    if not all(part.is_Float or part == 0 for part in parts):
+        return None
+    return all(part == 0 or part._prec == 1 for part in parts)  # 1: no digit is known
+
+
+def has_solution(equation: Any) -> bool:
+    from sympy import solve  # pyright: ignore[reportMissingImports]
+
+    return bool(solve(equation, equation.free_symbols))
+
+
+def is_region(value: Any) -> bool:
+    """Return whether a sympy object is an interval or a union of intervals."""
+    from sympy import Interval, Union  # pyright: ignore[reportMissingImports]
+
+    return isinstance(value, Interval | Union)
+
+
+def as_region(value: Any) -> Any:
+    """Return bounds of one variable, such as x > 2, -1 < x < 3 or a list of them, as a set of
+    numbers; everything else, such as 2x > 4, as it is."""
+    from sympy import And, FiniteSet, Intersection, Union  # pyright: ignore
+
+    if isinstance(value, FiniteSet):
+        parts = [as_region(part) for part in value.args]
+        return Union(*parts) if parts and all(map(is_region, parts)) else value
+    bounds = value.args if isinstance(value, And) else [value]
+    if not all(getattr(one, "is_Relational", False) for one in bounds):
+        return value
+    sides = [{one.lhs.is_Symbol, one.rhs.is_Symbol} for one in bounds]
+    numbers = all(one.lhs.is_number or one.rhs.is_number for one in bounds)
+    if any(pair != {True, False} for pair in sides) or not numbers or len(value.free_symbols) != 1:
+        return value
+    return Intersection(*(one.as_set() for one in bounds))
 
 
 def are_close(right: Any, mine: Any, tolerance: float) -> bool:
@@ -137,7 +247,7 @@ def serve(check: Check, outcomes: TextIO) -> bool:
         signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, REPLY_CPU_SECONDS if whole_reply else CPU_SECONDS)
         try:
-            outcome = "verified" if check(answer, gold, whole_reply, tolerance) else "refused"
+            outcome = check(answer, gold, whole_reply, tolerance)
         except Exception:
             outcome = "crash"
         signal.setitimer(signal.ITIMER_PROF, 0)
