@@ -542,14 +542,20 @@ def grade(
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
     extract: Annotated[str, typer.Option(help="boxed, or last_math as in math-verify.")] = "boxed",
     tolerance: Annotated[float, typer.Option(help="Relative error of decimals.")] = 0.0,
+    explain: Annotated[bool, typer.Option("--explain", help="Print how both are read.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Grade an answer as env=math does; exits with 0 for any grade."""
     from agentrl_cli.envs.math import grade as grade_answer
+    from agentrl_cli.envs.math.grader import explain as readings
 
     mark = grade_answer(answer, gold, cast(Any, extract), tolerance)
-    fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
-    echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
+    read = readings(answer, gold, cast(Any, extract)) if explain else {}
+    if as_json:
+        echo(json.dumps({"correct": mark.correct, "reason": mark.reason} | read))
+        return
+    lines = [f"{'right' if mark.correct else 'wrong'} ({mark.reason})"]
+    echo("\n".join([*lines, *(f"{name}: {text}" for name, text in read.items())]))
 
 
 def _print_settings(

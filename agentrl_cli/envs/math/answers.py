@@ -24,7 +24,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]"
 NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
 RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2071\u2074-\u207f]+")
 LOWERED = re.compile(r"[\u2080-\u208e\u2090-\u209c]+")
-VULGAR = re.compile(r"([\u00bc-\u00be\u2150-\u215e\u2189])")
+VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
+FRACTION_SLASH = re.compile(r"(\d+)/(\d+)", re.ASCII)
 UNICODE_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
 FUNCTION = re.compile(
     r"(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\{?\d\}?)?\s*(?:\\left)?[({](?:[^(){}]|\{[^{}]*\})*"
@@ -158,7 +159,7 @@ def to_ascii(text: str) -> str:
         return text
     text = RAISED.sub(lambda match: f"^{{{plain(match[0])}}}", text)
     text = LOWERED.sub(lambda match: f"_{{{plain(match[0])}}}", text)
-    text = VULGAR.sub(lambda match: r"\frac{%s}{%s}" % (*plain(match[1]).split("/"),), text)
+    text = VULGAR.sub(lambda match: FRACTION_SLASH.sub(r"\\frac{\1}{\2}", plain(match[0])), text)
     text = UNICODE_ROOT.sub(r"\1{\2}", text).translate(SPELLINGS)
     text = unicodedata.normalize("NFKC", text).translate(SPELLINGS)
     return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)

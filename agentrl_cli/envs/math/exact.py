@@ -1,5 +1,5 @@
-r"""Exact values of arithmetic in LaTeX: integers, decimals, fractions, powers, roots, factorials and
-binomials, with `+ - \cdot \times * / \div` and implicit products.
+r"""Exact values of arithmetic in LaTeX: integers, decimals, fractions, powers, roots, factorials
+and binomials, with `+ - \cdot \times * / \div` and implicit products.
 
 Nothing is rounded. Sizes are limited, so no text takes long. A text that can be read in two ways,
 such as `1/2(3)` or `2^{3}!`, has no value here.

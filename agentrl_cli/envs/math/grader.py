@@ -28,6 +28,7 @@ from agentrl_cli.envs.math.replies import readable
 
 Extract = Literal["boxed", "last_math"]
 MAX_ANSWER_LENGTH = 512  # characters; longer answers are wrong
+MAX_PRINTED_BITS = 400  # of a number that is shown
 MAX_REPLY_LENGTH = 4096  # characters at the end of a reply in which math-verify looks for an answer
 DECIMAL_POINT = re.compile(r"\d*\.\d")
 INSTALL = "pip install 'agentrl-cli[math]'"
@@ -92,9 +93,7 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     mine, right = labels(answer), labels(gold)
     if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, right, strict=True)):
         return Grade(False, "label")
-    # `y=2x+1` and `2x+1=y` are compared as equations: at most one of them names a value
-    is_equation = "=" in answer and "=" in gold and None in (mine.name, right.name)
-    answer, gold = (normalise(text, keep_name=is_equation) for text in (answer, gold))
+    answer, gold = _normalise_both(answer, gold)
     if answer == gold:
         return Grade(True, "exact")
     value, wanted = number(answer), number(gold)
@@ -108,21 +107,42 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     raise UserError(line, code="missing-extra")
 
 
-def explain(text: str, extract: Extract = "boxed") -> str:
-    """Return how an answer or correct answer is read: its exact value, or math-verify's expression,
-    after the normalised text. "" if it cannot be read."""
-    if whole_reply := extract == "last_math":
-        text = readable(text[-MAX_REPLY_LENGTH:])
+def _normalise_both(*texts: str) -> list[str]:
+    """Return both texts normalised. `y=2x+1` and `2x+1=y` are compared as equations, because at
+    most one of them names a value."""
+    is_equation = all("=" in text for text in texts)
+    is_equation = is_equation and None in [labels(text).name for text in texts]
+    return [normalise(text, keep_name=is_equation) for text in texts]
+
+
+def explain(answer: str, gold: str, extract: Extract = "boxed") -> dict[str, str]:
+    """Return how `gold` and `answer` are read: the normalised text, its exact value or else
+    math-verify's expression, and the unit, base or name that is not part of it."""
+    if extract == "last_math":
+        readings = [
+            _verify(None, gold, True, 0.0).reason,
+            _verify(readable(answer[-MAX_REPLY_LENGTH:]), None, True, 0.0).reason,
+        ]
     else:
-        inside = boxed(text)
-        text = normalise((text if inside is None else inside)[:MAX_ANSWER_LENGTH], keep_name=True)
-        if (value := number(text)) is not None:
-            return text if str(value) == text else f"{text} = {value}"
-    read = pool_of(os.getpid()).verify(text, None, whole_reply, 0.0) if available() else ""
-    return read if whole_reply else f"{text} = {read}" if read else text
+        texts = [text if (box := boxed(text)) is None else box for text in (gold, answer)]
+        texts = [text[:MAX_ANSWER_LENGTH] for text in texts]
+        readings = list(map(_reading, texts, _normalise_both(*texts)))
+    return dict(zip(("gold", "answer"), readings, strict=True))
 
 
-def _verify(answer: str, gold: str, whole_reply: bool, tolerance: float) -> Grade:
+def _reading(text: str, normalised: str) -> str:
+    parts = [normalised]
+    if (value := number(normalised)) is None:
+        parts += [_verify(normalised, None, False, 0.0).reason] if available() else []
+    elif max(map(int.bit_length, value.as_integer_ratio())) <= MAX_PRINTED_BITS:
+        parts += [f"exactly {value}"] if str(value) != normalised else []
+    else:
+        parts += ["an exact number"]
+    marks = [f"{name} {mark}" for name, mark in labels(text)._asdict().items() if mark]
+    return ", ".join([" read as ".join(parts), *marks])
+
+
+def _verify(answer: str | None, gold: str | None, whole_reply: bool, tolerance: float) -> Grade:
     outcome = pool_of(os.getpid()).verify(answer, gold, whole_reply, tolerance)
     return Grade(outcome == "verified", outcome)
 
@@ -148,7 +168,7 @@ class Worker:
             remedy = "run python -c 'import math_verify', or reinstall 'agentrl-cli[math]'"
             raise UserError(f"math-verify does not load in its process; {remedy}", code="no-grader")
 
-    def grade(self, question: tuple[str, str | None, bool, float]) -> str:
+    def grade(self, question: tuple[str | None, str | None, bool, float]) -> str:
         """Return verified, refused, timeout or crash; "" if the process is gone or stuck."""
         assert self.process.stdin is not None
         try:
@@ -178,8 +198,11 @@ class Pool:
         for _ in range(workers):
             self.idle.put(None)
 
-    def verify(self, answer: str, gold: str | None, whole_reply: bool, tolerance: float) -> str:
-        """Return verified, refused, timeout or crash. `answer` is normalised, or a whole reply."""
+    def verify(
+        self, answer: str | None, gold: str | None, whole_reply: bool, tolerance: float
+    ) -> str:
+        """Return verified, refused, timeout or crash, or how one text is read if the other is None.
+        `answer` is normalised, or a whole reply."""
         worker, outcome = self.idle.get(), ""
         try:
             worker = worker or Worker()

@@ -1,8 +1,8 @@
 """A grading process, started as `python -P worker.py`. It imports math-verify, and nothing of ours.
 
 It reads one JSON list per line (answer, correct answer, whether the answer is a whole reply,
-tolerance) and writes one word: verified, refused, timeout or crash. Without a correct answer it
-writes how math-verify reads the answer. A fork does the comparing. The kernel ends it at the
+tolerance) and writes one word: verified, refused, timeout or crash. If one of the texts is null it
+writes how math-verify reads the other. A fork does the comparing. The kernel ends it at the
 limits, because a Python signal handler cannot interrupt C code. A new fork costs milliseconds, a
 new process more than a second.
 
@@ -45,7 +45,7 @@ DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
 PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
 )
-Check = Callable[[str, str | None, bool, float], str]
+Check = Callable[[str | None, str | None, bool, float], str]
 MAX_DIGITS = 2000  # to which two irrational numbers are compared
 
 
@@ -67,8 +67,8 @@ def load_checker() -> Check:
     math_verify.grader.sympy_symbolic_eq = are_equal
     by_solutions = math_verify.grader.sympy_solve_and_compare
     # equations without solutions are not equal for that
-    math_verify.grader.sympy_solve_and_compare = lambda *both: has_solution(both[0]) and (
-        by_solutions(*both)
+    math_verify.grader.sympy_solve_and_compare = lambda *both: (
+        has_solution(both[0]) and (by_solutions(*both))
     )
     latex = [LatexExtractionConfig()]
 
@@ -86,11 +86,11 @@ def load_checker() -> Check:
             return parse_reply(text)
         return parse_reply(f"${text}$") + (parse_reply(text) if PLAIN.fullmatch(text) else [])
 
-    def check(answer: str, gold: str | None, whole_reply: bool, tolerance: float) -> str:
-        mine = (parse_reply if whole_reply else parse_answer)(answer)
-        if gold is None:
-            return " ".join(str(mine[0] if mine else "nothing").split())[:200]
-        right = parse_gold(gold, whole_reply)
+    def check(answer: str | None, gold: str | None, whole_reply: bool, tolerance: float) -> str:
+        right = [] if gold is None else parse_gold(gold, whole_reply)
+        mine = [] if answer is None else (parse_reply if whole_reply else parse_answer)(answer)
+        if answer is None or gold is None:
+            return " ".join(str([*mine, *right, "nothing"][0]).split())[:200]
         if any(map(is_region, right)) != any(map(is_region, mine)):
             right, mine = (list(map(as_region, both)) for both in (right, mine))
         if right and mine and verify(right, mine, timeout_seconds=0):
@@ -117,8 +117,8 @@ def exact(value: Any) -> Any:
 
 
 def are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
-    """Return whether two sympy numbers, or matrices of them, are equal. A percentage is equal to its
-    value and to its number: 50 % to 1/2 and to 50."""
+    """Return whether two sympy numbers, or matrices of them, are equal. A percentage is equal to
+    its value and to its number: 50 % to 1/2 and to 50."""
     from sympy import MatrixBase, Mul, Rational, UnevaluatedExpr  # pyright: ignore
 
     if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
