@@ -12,10 +12,12 @@ FILE = ROOT / "tests" / "envs" / "math" / "graded_answers.json"
 ROWS = json.loads(FILE.read_text(encoding="utf-8"))
 HARD = [tuple(row) for rows in ROWS["hard"].values() for row in rows]
 NOTATIONS, DECIMALS = ROWS["notations"], ROWS["decimals"]  # other notations that users write
+# faults that users reported, by source
+REPORTED = [row for rows in ROWS["reported"].values() for row in rows]
+REPORTED_REPLIES = [row for rows in ROWS["reported_replies"].values() for row in rows]
 REPLIES = ROWS["replies"]  # as math-verify reads the whole reply
 MISJUDGED = {  # of these, and why
     (r"e^{i\pi}", "-1"): "math-verify reads i as a real symbol where the right answer is real",
-    ("AB", "ab"): "math-verify reads letters of either case alike",
 }
 
 

@@ -63,7 +63,11 @@ LONG_UNITS = "|".join(sorted((word for word in UNIT_NAMES if len(word) > 1), key
 LETTER_UNITS = "|".join(word for word in UNIT_NAMES if len(word) == 1)
 AFTER_VALUE = r"(?:(?<=[\d})])|(?<=\\pi)|(?<=\\pi ))"
 UNIT_POWER = r"\s*(?:\^\{?(?P<power>\d)\}?)?$"
-UNIT_IN_TEXT = re.compile(AFTER_VALUE + r"\s*\\text\{(?P<unit>\s*[A-Za-z][^{}]*)\}" + UNIT_POWER)
+UNIT_IN_TEXT = re.compile(
+    AFTER_VALUE
+    + r"\s*\\text\{(?P<unit>\s*(?!(?:or|and|not|maybe|perhaps|possibly)\b)[A-Za-z][^{}]*)\}"
+    + UNIT_POWER
+)
 BARE_UNIT = re.compile(  # a single letter is a variable, except after a space
     rf"{AFTER_VALUE}(?P<unit>\s*(?:(?:square|cubic|sq\.?) )?(?:{LONG_UNITS})"
     rf"|\s+(?:{LETTER_UNITS}))\.?{UNIT_POWER}"

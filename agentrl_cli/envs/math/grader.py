@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agentrl_cli.core.errors import UserError, require_fraction
-from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
+from agentrl_cli.envs.math.answers import WORDS, boxed, labels, normalise, number
 from agentrl_cli.envs.math.replies import readable
 
 Extract = Literal["boxed", "last_math"]
 MAX_ANSWER_LENGTH = 512  # characters; longer answers are wrong
+MAX_LETTERS = 3  # of a product of variables; more letters are a word
+LISTS = (re.compile(r"^\\\{.*,.*\\\}$"), re.compile(r"^[(\[].*,.*[)\]]$"))  # a set, a point
 MAX_PRINTED_BITS = 400  # of a number that is shown
 MAX_REPLY_LENGTH = 4096  # characters at the end of a reply in which math-verify looks for an answer
 DECIMAL_POINT = re.compile(r"\d*\.\d")
@@ -93,9 +95,12 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     mine, right = labels(answer), labels(gold)
     if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, right, strict=True)):
         return Grade(False, "label")
+    is_text = bool(WORDS.search(gold))
     answer, gold = _normalise_both(answer, gold)
     if answer == gold:
         return Grade(True, "exact")
+    if _cannot_be_equal(answer, gold, is_text):
+        return Grade(False, "refused")
     value, wanted = number(answer), number(gold)
     if value is not None and wanted is not None:
         return Grade(abs(value - wanted) <= Fraction(tolerance) * abs(wanted), "number")
@@ -105,6 +110,17 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
         return Grade(False, "unread")
     line = f"only math-verify can compare with '{gold[:60]}'; {INSTALL}"
     raise UserError(line, code="missing-extra")
+
+
+def _cannot_be_equal(answer: str, gold: str, is_text: bool) -> bool:
+    """Return whether math-verify must not compare two texts that differ: words, which it reads as
+    products of letters; a set with a point or interval; an answer with a wrong equation, 5 = 6."""
+    if gold.isalpha() and answer.isalpha() and (is_text or len(gold) > MAX_LETTERS):
+        return True
+    if {LISTS[0].match(text) is None for text in (answer, gold)} == {True, False}:
+        return any(LISTS[1].match(text) for text in (answer, gold))
+    values = {number(part) for part in re.split(r"(?<![<>!\\])=|\\equiv(?![A-Za-z])", answer)}
+    return "=" not in gold and len(values - {None}) > 1
 
 
 def _normalise_both(*texts: str) -> list[str]:

@@ -66,6 +66,10 @@ def load_checker() -> Check:
     math_verify.grader.sympy_numeric_eq = are_equal_numbers
     math_verify.grader.sympy_symbolic_eq = are_equal
     by_solutions = math_verify.grader.sympy_solve_and_compare
+    by_names = math_verify.grader.sympy_compare_symbols
+    math_verify.grader.sympy_compare_symbols = lambda *both: (
+        by_names(*both) and (len({name_of(one) for one in both}) == 1 or len(name_of(both[0])) > 2)
+    )
     # equations without solutions are not equal for that
     math_verify.grader.sympy_solve_and_compare = lambda *both: (
         has_solution(both[0]) and (by_solutions(*both))
@@ -165,6 +169,11 @@ def _vanishes(number: Any) -> bool | None:
     return all(part == 0 or part._prec == 1 for part in parts)  # 1: no digit is known
 
 
+def name_of(value: Any) -> str:
+    """Return the letters of a symbol or product of symbols."""
+    return "".join(sorted(str(value).replace("*", "")))
+
+
 def has_solution(equation: Any) -> bool:
     from sympy import solve  # pyright: ignore[reportMissingImports]
 
@@ -185,7 +194,8 @@ def as_region(value: Any) -> Any:
 
     if isinstance(value, FiniteSet):
         parts = [as_region(part) for part in value.args]
-        return Union(*parts) if parts and all(map(is_region, parts)) else value
+        is_one = len(value.free_symbols) == 1 and all(map(is_region, parts))
+        return Union(*parts) if is_one else value
     bounds = value.args if isinstance(value, And) else [value]
     if not all(getattr(one, "is_Relational", False) for one in bounds):
         return value

@@ -19,9 +19,19 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import grade, grader
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
+from agentrl_cli.envs.math.replies import readable
 from agentrl_cli.envs.math.worker import parse_arithmetic
 from tests.builders.command_line import agentrl as run
-from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES
+from tests.builders.exact_answers import pairs as exact_pairs
+from tests.builders.math_answers import (
+    DECIMALS,
+    HARD,
+    MISJUDGED,
+    NOTATIONS,
+    REPLIES,
+    REPORTED,
+    REPORTED_REPLIES,
+)
 from tests.paths import DATA
 
 ANSWERS = DATA / "math" / "MATH-500_answers_only.jsonl"
@@ -112,6 +122,35 @@ def test_command_line_grades_also_negative_answers(gold: str, answer: str, says:
     assert found == {"correct": correct, "reason": reason}
 
 
+def test_explain_shows_both_readings():
+    done = json.loads(run("grade", r"\frac{1}{2^{9}}", "0.5 cm", "--explain", "--json").stdout)
+    assert "1/512" in done["gold"] and "1/2" in done["answer"] and "cm" in done["answer"]
+    assert len(run("grade", "1", "2", "--explain").stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"\frac{1}{2^{99}}", Fraction(1, 2**99)), ("365^{2}3!", Fraction(799350)), ("-2^{2}", -4),
+        (r"2\cdot-3", -6), (r"\sqrt[3]{27}", 3), (r"\sqrt{2}", None), ("1/2(3)", None),
+        ("2^{3}!", None), ("5!!", None), ("2 3", None), ("10^{10^{10}}", None), ("9999!", None),
+        ("9^{9999}" * 60, None), ("(" * 200 + "1" + ")" * 200, None), ("0^{0}", None),
+        (r"\binom{99999}{9999}", None), ("1/0", None), (r"(-8)^{1/3}", None),
+    ],
+)  # fmt: skip
+def test_arithmetic_has_an_exact_value_or_none(text: str, value: Fraction | None):
+    began = time.process_time()
+    assert number(text) == value
+    assert time.process_time() - began < 0.5
+
+
+def test_rewriting_a_hostile_reply_takes_no_time():
+    began = time.process_time()
+    for text in ("5*x", "5 or ", "answer ", "5, ", "answer 5, ", "a=5, ", "**a", "$", r"\(", "x "):
+        readable((text * 4096)[:4096])
+    assert time.process_time() - began < 4
+
+
 @pytest.mark.parametrize("text", ["raise SystemExit(3)", "import time; time.sleep(60)"])
 def test_worker_that_does_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
@@ -156,6 +195,25 @@ def test_hard_pairs_get_the_expected_verdict(math_verify: None):
 def test_notations_that_users_write_are_read(math_verify: None):
     wrong = [(a, gold) for a, gold, expected in NOTATIONS if bool(grade(a, gold)) != expected]
     assert wrong == []
+
+
+@pytest.mark.extras
+def test_reported_answers_get_the_right_verdict(math_verify: None):
+    found = [bool(grade(answer, gold)) for answer, gold, _ in REPORTED]
+    found += [bool(grade(reply, gold, "last_math")) for reply, gold, _ in REPORTED_REPLIES]
+    rows = zip([*REPORTED, *REPORTED_REPLIES], found, strict=True)
+    assert [row[:2] for row, verdict in rows if verdict != row[2]] == []
+
+
+@pytest.mark.extras
+def test_no_changed_value_is_right(math_verify: None):
+    rows = exact_pairs(80, seed=0)
+    replies = [(f"The answer is ${row.answer}$.", f"${row.gold}$") for row in rows]
+    found = [bool(grade(row.answer, row.gold)) for row in rows[::2]]
+    found += [bool(grade(*pair, "last_math")) for pair in replies[1::2]]
+    rows = [*rows[::2], *rows[1::2]]
+    wrong = [row for row, verdict in zip(rows, found, strict=True) if verdict and not row.equal]
+    assert wrong == [] and 0.9 * sum(row.equal for row in rows) <= sum(found) > 10
 
 
 @pytest.mark.extras
