@@ -22,7 +22,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TextIO
 
 CPU_SECONDS = 0.2  # processor time for one answer
@@ -46,6 +46,7 @@ PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
 )
 Check = Callable[[str | None, str | None, bool, float], str]
+MAX_LETTERS = 3  # of a product of variables; more letters are a word
 MAX_DIGITS = 2000  # to which two irrational numbers are compared
 
 
@@ -59,10 +60,17 @@ def load_checker() -> Check:
         parse,
         verify,
     )
+    from latex2sympy2_extended.latex2sympy2 import (  # pyright: ignore[reportMissingImports]
+        ConversionConfig,
+        latex2sympy,
+    )
     from sympy import FiniteSet  # pyright: ignore[reportMissingImports]
 
     logging.disable(logging.CRITICAL)
     math_verify.parser.parse_expr = parse_arithmetic  # sympy's own parser calls `eval`
+    math_verify.parser.latex2sympy = partial(  # R - r is not 0
+        latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
+    )
     math_verify.grader.sympy_numeric_eq = are_equal_numbers
     math_verify.grader.sympy_symbolic_eq = are_equal
     by_solutions = math_verify.grader.sympy_solve_and_compare
@@ -70,7 +78,7 @@ def load_checker() -> Check:
     math_verify.grader.sympy_compare_symbols = lambda *both: (
         by_names(*both) and (len({name_of(one) for one in both}) == 1 or len(name_of(both[0])) > 2)
     )
-    # equations without solutions are not equal for that
+    # two equations without solutions need not be equal
     math_verify.grader.sympy_solve_and_compare = lambda *both: (
         has_solution(both[0]) and (by_solutions(*both))
     )
@@ -169,9 +177,12 @@ def _vanishes(number: Any) -> bool | None:
     return all(part == 0 or part._prec == 1 for part in parts)  # 1: no digit is known
 
 
-def name_of(value: Any) -> str:
-    """Return the letters of a symbol or product of symbols."""
-    return "".join(sorted(str(value).replace("*", "")))
+def letters(value: Any) -> str:
+    """Return the letters of a symbol or product of symbols. Euler's number is e."""
+    from sympy import E  # pyright: ignore[reportMissingImports]
+
+    parts = value.args if value.is_Mul else [value]
+    return "".join(sorted("e" if part == E else str(part) for part in parts))
 
 
 def has_solution(equation: Any) -> bool:
