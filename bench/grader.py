@@ -3,7 +3,10 @@
 Run as `python bench/grader.py`; writes docs/results/math_grader.json. Needs the extra `math`
 and the 500 answers of MATH-500 (in the folder that AGENTRL_DATA names): each must
 equal itself and differ from another row's answer, drawn with seed 0 among rows with another string.
-Hard pairs and hostile answers are our own (tests/sample_math.py). Seconds are of the clock, and of
+Hard pairs and hostile answers are our own, and reported ones are faults that users of graders
+reported (tests/builders/math_answers.py). Random pairs are values in different notations and the
+same values slightly changed (tests/builders/exact_answers.py); every second one is a formula in a
+reply. Seconds are of the clock, and of
 the processor for all that the grading processes did, their loading and the other pairs included.
 """
 
@@ -24,12 +27,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.envs.math.grader import Grade, grade, pool_of
-from tests.builders.math_answers import HARD, MISJUDGED, hostile
+from tests.builders.exact_answers import pairs
+from tests.builders.math_answers import HARD, MISJUDGED, REPORTED, REPORTED_REPLIES, hostile
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "math_grader.json"
 DATA = Path(os.environ.get("AGENTRL_DATA", ROOT.parent / "shared" / "data"))
 HOSTILE = 1000
+RANDOM = 20_000
 
 
 def timed(answer: str, gold: str) -> tuple[Grade, float]:
@@ -49,6 +54,28 @@ def wrong_pairs(golds: list[str]) -> list[tuple[str, str]]:
     """Every answer against another row's."""
     draw = random.Random(0)
     return [(draw.choice([one for one in golds if one != gold]), gold) for gold in golds]
+
+
+def random_figures(count: int) -> dict[str, float]:
+    """Verdicts on random pairs. A wrong answer that is called right is printed."""
+    found: Counter[tuple[bool, str]] = Counter()
+    for number, row in enumerate(pairs(count, seed=0)):
+        if number % 2:
+            result = grade(f"The answer is ${row.answer}$.", f"${row.gold}$", "last_math")
+        else:
+            result = grade(row.answer, row.gold)
+        found[row.equal, "timeout" if result.reason == "timeout" else str(result.correct)] += 1
+        if result and not row.equal:
+            print("wrong, called right:", row, file=sys.stderr, flush=True)
+        if number % 1000 == 999:
+            print(number + 1, dict(found), file=sys.stderr, flush=True)
+    return {
+        "random_equal": found.total() - (wrong := sum(found[key] for key in found if not key[0])),
+        "random_equal_right": found[True, "True"],
+        "random_changed": wrong,
+        "random_changed_called_right": found[False, "True"],
+        "random_timeouts": found[True, "timeout"] + found[False, "timeout"],
+    }
 
 
 def hostile_figures() -> dict[str, float]:
@@ -82,6 +109,11 @@ def main() -> None:
     equal = [timed(gold, gold) for gold in golds]
     wrong = [timed(*pair) for pair in wrong_pairs(golds)]
     hard = [(*timed(answer, gold), expected) for answer, gold, expected in HARD]
+    reported = [bool(grade(answer, gold)) == expected for answer, gold, expected in REPORTED]
+    reported += [
+        bool(grade(reply, gold, "last_math")) == expected
+        for reply, gold, expected in REPORTED_REPLIES
+    ]
     slow = [ms for found, ms in wrong if found.reason in ("verified", "refused", "timeout")]
     figures: dict[str, float] = {
         "self_equal": sum(map(bool, (found for found, _ in equal))),
@@ -91,11 +123,13 @@ def main() -> None:
         "hard_right": sum(bool(found) == expected for found, _, expected in hard),
         "hard_pairs": len(hard),
         "hard_misjudged_listed": len(MISJUDGED),
+        "reported_right": sum(reported),
+        "reported_pairs": len(reported),
         "median_ms": round(statistics.median(ms for _, ms in equal + wrong), 3),
         "median_ms_math_verify": round(statistics.median(slow), 3),
         "timeouts_on_answers": sum(f.reason == "timeout" for f, *_ in [*equal, *wrong, *hard]),
     }
-    figures |= hostile_figures()
+    figures |= hostile_figures() | random_figures(RANDOM)
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
     print(RESULT.read_text(), end="")
 

@@ -134,8 +134,9 @@ def _changed(value: Value, draw: random.Random) -> Value:
         other = draw.choice([one for one in BASES if one not in value])
         return {**{k: v for k, v in value.items() if k != base}, other: number}
     changed = (
-        number * (1 + tiny), number * (1 - tiny),
-        number * Fraction(10) ** draw.choice((-12, -6, -2, -1, 1, 2, 12)), -number, number + draw.choice((-1, 1)), number * draw.choice((2, 3, Fraction(1, 2))),
+        number * (1 + tiny), number * (1 - tiny), -number, number + draw.choice((-1, 1)),
+        number * Fraction(10) ** draw.choice((-12, -6, -2, -1, 1, 2, 12)),
+        number * draw.choice((2, 3, Fraction(1, 2))),
     )[kind]  # fmt: skip
     return {**value, base: changed}
 

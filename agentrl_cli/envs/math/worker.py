@@ -55,14 +55,14 @@ def load_checker() -> Check:
     defaults."""
     import math_verify.grader  # pyright: ignore[reportMissingImports]
     import math_verify.parser  # pyright: ignore[reportMissingImports]
+    from latex2sympy2_extended.latex2sympy2 import (  # pyright: ignore[reportMissingImports]
+        ConversionConfig,
+        latex2sympy,
+    )
     from math_verify import (  # pyright: ignore[reportMissingImports]
         LatexExtractionConfig,
         parse,
         verify,
-    )
-    from latex2sympy2_extended.latex2sympy2 import (  # pyright: ignore[reportMissingImports]
-        ConversionConfig,
-        latex2sympy,
     )
     from sympy import FiniteSet  # pyright: ignore[reportMissingImports]
 
@@ -73,14 +73,11 @@ def load_checker() -> Check:
     )
     math_verify.grader.sympy_numeric_eq = are_equal_numbers
     math_verify.grader.sympy_symbolic_eq = are_equal
-    by_solutions = math_verify.grader.sympy_solve_and_compare
-    by_names = math_verify.grader.sympy_compare_symbols
-    math_verify.grader.sympy_compare_symbols = lambda *both: (
-        by_names(*both) and (len({name_of(one) for one in both}) == 1 or len(name_of(both[0])) > 2)
+    math_verify.grader.sympy_compare_symbols = both(
+        math_verify.grader.sympy_compare_symbols, have_same_letters
     )
-    # two equations without solutions need not be equal
-    math_verify.grader.sympy_solve_and_compare = lambda *both: (
-        has_solution(both[0]) and (by_solutions(*both))
+    math_verify.grader.sympy_solve_and_compare = both(
+        math_verify.grader.sympy_solve_and_compare, have_solutions
     )
     latex = [LatexExtractionConfig()]
 
@@ -152,7 +149,7 @@ def are_equal(one: Any, other: Any, numbers: bool = False) -> bool:
     try:
         difference = exact(one) - exact(other)
         if isinstance(difference, MatrixBase):
-            return not numbers and bool(simplify(difference).is_zero_matrix)
+            return not numbers and bool(difference.applyfunc(simplify).is_zero_matrix)
         if difference.is_Rational:
             return bool(difference == 0)
         if not difference.free_symbols and (found := _vanishes(difference)) is not None:
@@ -177,15 +174,23 @@ def _vanishes(number: Any) -> bool | None:
     return all(part == 0 or part._prec == 1 for part in parts)  # 1: no digit is known
 
 
-def letters(value: Any) -> str:
-    """Return the letters of a symbol or product of symbols. Euler's number is e."""
+def both(one: Callable[..., bool], other: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a comparison that holds if two comparisons hold."""
+    return lambda *values: one(*values) and other(*values)
+
+
+def have_same_letters(one: Any, other: Any) -> bool:
+    """Return whether two symbols or products of symbols are equal also by upper and lower case, or
+    are words."""
     from sympy import E  # pyright: ignore[reportMissingImports]
 
-    parts = value.args if value.is_Mul else [value]
-    return "".join(sorted("e" if part == E else str(part) for part in parts))
+    parts = [value.args if value.is_Mul else [value] for value in (one, other)]
+    names = ["".join(sorted("e" if p == E else str(p) for p in listed)) for listed in parts]
+    return names[0] == names[1] or len(names[0]) > MAX_LETTERS
 
 
-def has_solution(equation: Any) -> bool:
+def have_solutions(equation: Any, *_: Any) -> bool:
+    """Return whether an equation has a solution. Two that have none need not be equal."""
     from sympy import solve  # pyright: ignore[reportMissingImports]
 
     return bool(solve(equation, equation.free_symbols))
@@ -207,7 +212,7 @@ def as_region(value: Any) -> Any:
         parts = [as_region(part) for part in value.args]
         is_one = len(value.free_symbols) == 1 and all(map(is_region, parts))
         return Union(*parts) if is_one else value
-    bounds = value.args if isinstance(value, And) else [value]
+    bounds: Any = value.args if isinstance(value, And) else [value]
     if not all(getattr(one, "is_Relational", False) for one in bounds):
         return value
     sides = [{one.lhs.is_Symbol, one.rhs.is_Symbol} for one in bounds]
