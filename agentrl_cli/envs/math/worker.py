@@ -48,6 +48,7 @@ PLAIN = re.compile(
 Check = Callable[[str | None, str | None, bool, float], str]
 MAX_LETTERS = 3  # of a product of variables; more letters are a word
 MAX_DIGITS = 2000  # to which two irrational numbers are compared
+MAX_BITS = 2**23  # of a power that is computed
 
 
 def load_checker() -> Check:
@@ -118,11 +119,28 @@ def load_checker() -> Check:
 
 
 def exact(value: Any) -> Any:
-    """Return an evaluated sympy expression or matrix with its decimals as fractions."""
+    """Return an evaluated sympy expression or matrix with its decimals as fractions. Raises
+    ValueError if a power in it is too large."""
     from sympy import Float, Rational  # pyright: ignore[reportMissingImports]
 
+    if has_huge_power(value):
+        raise ValueError("too large")
     value = value.doit()
     return value.xreplace({one: Rational(str(one)) for one in value.atoms(Float)}).doit()
+
+
+def has_huge_power(value: Any) -> bool:
+    """Return whether a sympy expression or matrix has a power of numbers or of a sum that would
+    take more than about MAX_BITS bits or terms."""
+    from sympy import Pow, Rational, postorder_traversal  # pyright: ignore[reportMissingImports]
+
+    for one in postorder_traversal(value):  # an exponent comes before its power
+        if isinstance(one, Pow):
+            numbers, exponent = one.base.atoms(Rational), one.exp.doit()
+            bits = sum((abs(n.p) * n.q).bit_length() - 1 for n in numbers) + one.base.is_Add
+            if exponent.is_Rational and abs(exponent) * bits > MAX_BITS:
+                return True
+    return False
 
 
 def are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
