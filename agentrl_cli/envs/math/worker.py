@@ -37,6 +37,7 @@ WARM_UP_PAIRS = (  # fill imports and caches before the first fork
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
     ("x=3", "y=2x+1"), (r"\frac{\pi}{6}", r"30"), ("3+2i", "2i+3"), ("x<2", "x>2"),
     (r"\sin x", r"\cos x"), ("2^{10}", "1024x"), (r"\text{Ann}", "5"),
+    (r"[\frac{\pi^{2}}{2},\frac{3\pi^{2}}{4}]", "7"),
 )  # fmt: skip
 WARM_UP_REPLIES = (
     (r"It is $\boxed{1}$ and $\boxed{2}$.", "1,2"), ("The final answer is 3/4.", "0.75"),
