@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli import __version__
-from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.losses import nll
+from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.cli.environment import check_contract
 from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
@@ -42,7 +45,7 @@ from agentrl_cli.training.distributed import check_agreement, joined, validate_s
 from agentrl_cli.training.endpoint import PATH
 from agentrl_cli.training.rollout_actors import start_actors
 
-DRY_EPISODES = 4  # to play, each of another task
+DRY_EPISODES = 16  # to play at most, each of another task
 DRY_DEMOS = 100  # of the environment's expert to try at most
 
 
@@ -198,18 +201,49 @@ def dry_run(cfg: DictConfig) -> None:
     source = str(cfg.data.demos)
     count = source.removeprefix(EXPERT_PREFIX)
     if source.startswith(EXPERT_PREFIX) and count.isdecimal() and int(count) > DRY_DEMOS:
-        print_row("demonstrations", f"{DRY_DEMOS} of {int(count):,} are tried")
+        print_row("demonstrations", f"{DRY_DEMOS} of {int(count):,} are tried, also in the time")
         cfg = cfg.copy()
         cfg.data.demos = f"{EXPERT_PREFIX}{DRY_DEMOS}"
     parts = build_parts(cfg, None)
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
+    began = perf_counter()
     episodes = parts.play(starts, parts.collector.sampling)
+    played = perf_counter() - began
     check_failures(episodes, 0.0)
     first, turns = episodes[0], len(episodes[0].turns)
     print_row("one episode", f"{turns} turns, {first.tokens} tokens, reward {first.reward:g}")
     print_row("truncated", _truncated(episodes, parts.collector))
     for name, text in parts.algo.check(episodes):
         print_row(name, text)
+    print_row("time of an update", _update_time(parts, episodes, played))
+
+
+def _update_time(parts: Parts, episodes: list[Episode], played: float) -> str:
+    """Return the rough time of an update. These episodes took `played` seconds, and training on
+    them once is measured here. A text of the algorithm counts as an action, and a replayed turn as
+    a whole episode of training, because each is read twice and has half of its length on average.
+    """
+    algo, collector = parts.algo, parts.collector
+    samples = [sample for episode in episodes for sample in episode_samples(episode)]
+    began = perf_counter()
+    parts.learner.run(iter([Phase("policy", samples, nll)]), 0)
+    trained = (perf_counter() - began) / len(episodes)
+    actions = sum(len(episode.turns) for episode in episodes)
+    count = collector.count(algo.group_size) if algo.plays else 0
+    demos = getattr(algo, "expert_states_per_update", 0) or len(algo.context.demos)
+    learned = getattr(algo, "turns_per_update", 0) or count or demos
+    texts = algo.texts(max(1, actions // len(episodes)), 1)
+    seconds = {
+        "playing": played / len(episodes) * count,
+        "training": trained * learned * getattr(algo, "epochs", 1),
+        "texts of the algorithm": played / actions * sum(text.count for text in texts.values()),
+    }
+    listed = ", ".join(f"{name} {_duration(n)}" for name, n in seconds.items() if n)
+    return f"roughly {_duration(sum(seconds.values()))}: {listed}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 90 else f"{seconds / 60:.2g} min"
 
 
 def _truncated(episodes: list[Episode], collector: Collector) -> str:
