@@ -380,6 +380,8 @@ def show(
     another = f"agentrl show {source.quoted_folder}{at} --episode ID"
     ids = " ".join(entry.id for entry in match.entries[1:4]) or "..."
     echo(f"{position}; show another: {another}, such as {ids}", err=True)
+    if ends := source.meta.get("end_tokens"):
+        echo(f"answers end with {', '.join(map(str, ends))}", err=True)
 
 
 @verb("report")

@@ -150,7 +150,7 @@ def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
         write(gather([str(run.folder)]), folder, pages=True)
 
     read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
-    run.update_meta(threads=torch.get_num_threads(), **read)
+    run.update_meta(threads=torch.get_num_threads(), end_tokens=parts.chat.ends, **read)
     if not parts.ranks.is_main:
         return
     if parts.ranks.size > 1:
@@ -205,6 +205,7 @@ def dry_run(cfg: DictConfig) -> None:
         cfg = cfg.copy()
         cfg.data.demos = f"{EXPERT_PREFIX}{DRY_DEMOS}"
     parts = build_parts(cfg, None)
+    print_row("answers end with", ", ".join(parts.chat.ends))
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     began = perf_counter()
     episodes = parts.play(starts, parts.collector.sampling)

@@ -63,6 +63,12 @@ def _check_logits(model: PreTrainedModel, path: str) -> None:
         raise UserError(f"{line}; choose another model", code="capped-logits")
 
 
+def end_ids(model: PreTrainedModel) -> list[int]:
+    """Return the end tokens of the model's generation config, of which some models have several."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return [ends] if isinstance(ends, int) else list(ends or ())
+
+
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
     """Return the tokenizer with its chat template. Raises UserError if either cannot be read."""
     if config.path == "tiny":  # AutoTokenizer would choose another class by the model's type

@@ -38,6 +38,7 @@ from agentrl_cli.models.forward import (
 from agentrl_cli.models.load import (
     adapter_weights,
     check_same_scale,
+    end_ids,
     find_base,
     load_base,
     read_pretrained,
@@ -108,6 +109,7 @@ class ModelSet:
         self.config, self.specs, self.device = config, specs, torch.device(device)
         self.seed = seed
         base, self.tokenizer = load_base(config, self.device, seed)
+        self.end_ids = end_ids(base)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = dict[str, nn.Module]()
         with torch.random.fork_rng():

@@ -42,8 +42,10 @@ MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # plain text in hex
 class Chat:
     """One tokenizer and its template, with cached encodings.
 
-    `end_of_turn` is the token that closes an answer, `stop_ids` end sampling, and `answer_prefix`
-    is the template's text before an answer (usually ""). Raises UserError if the template has none.
+    `end_of_turn` is the token that closes an answer, and `answer_prefix` is the template's text
+    before an answer (usually ""). `stop_ids` end sampling: the end tokens of the template, of the
+    tokenizer and, if they are added tokens, `end_ids` of the model's generation config. Raises
+    UserError if the template has none.
     A template that takes a date (`date_string`) always gets the same one, so that a resumed run has
     the same prompts.
 
@@ -51,7 +53,7 @@ class Chat:
     added tokens that neither are special nor frame a message (`<think>`, `<tool_call>`).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         tokens = tokenizer.added_tokens_decoder.values()
         self._special = {*tokenizer.all_special_tokens, *(str(t) for t in tokens if t.special)}
@@ -65,10 +67,16 @@ class Chat:
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
         self._plain = lru_cache(CACHED_ENCODINGS)(self._encode_plain)
         text, self.answer_prefix, self.end_of_turn = _in_time(self._frame)
-        self._in_answer = _any_of(self._special | set(self._in_text.findall(text)))
         eos: Any = tokenizer.eos_token_id
         ends = [self.end_of_turn] if eos is None else [self.end_of_turn, int(eos)]
+        ends += [i for i in end_ids if i in self._token_ids]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        self._in_answer = _any_of(self._special | set(self._in_text.findall(text)) | set(self.ends))
+
+    @property
+    def ends(self) -> list[str]:
+        """The names of the tokens that end an answer."""
+        return [str(self.tokenizer.convert_ids_to_tokens(i)) for i in self.stop_ids]
 
     @property
     def fingerprint(self) -> str:
@@ -141,7 +149,8 @@ class Chat:
         return turns
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a sampled answer without special tokens."""
+        """Return the text of a sampled answer without special tokens and its end token."""
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.text_of(ids, special=False).removeprefix(self.answer_prefix)
 
     def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:

@@ -233,7 +233,8 @@ def _compute_dtype(cfg: DictConfig) -> torch.dtype | None:
 def _connect(
     cfg: DictConfig, folder: Path | None, env: Env, algo: Algorithm, models: ModelSet
 ) -> Parts:
-    ranks, chat, activity = models.ranks, Chat(models.tokenizer), Activity()
+    ranks, activity = models.ranks, Activity()
+    chat = Chat(models.tokenizer, models.end_ids)
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(

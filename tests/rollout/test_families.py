@@ -12,10 +12,12 @@ from tokenizers import AddedToken
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.generators.base import Sampling
+from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.template import give_template
 from agentrl_cli.rollout.chat_template import Chat
-from tests.builders.models import model_config
-from tests.builders.tiny_models import CHATML, tiny_tokenizer
+from tests.builders.models import build, model_config
+from tests.builders.tiny_models import CHATML, tiny_model, tiny_tokenizer
 
 FOLDER = Path(__file__).parent / "templates"
 TOOL = {
@@ -105,3 +107,36 @@ def test_qwen3s_own_template_drops_thoughts_and_is_refused():
 def test_gemma_knows_no_system_turn_and_says_so():
     with pytest.raises(UserError, match=r"model\.system_role=user"):
         encoded(chat_of(FAMILIES["gemma"], {}), FAMILIES["gemma"])
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [  # of the generation configs of Qwen3-8B, Llama-3.1-8B-Instruct and gemma-3-4b-it
+        ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
+        ("llama3_1", ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]),
+        ("gemma", ["<eos>", "<end_of_turn>"]),
+    ],
+)
+def test_generation_stops_at_every_end_token(tmp_path: Path, name: str, ends: list[str]):
+    family = FAMILIES[name]
+    names = [*dict.fromkeys(family.special + ends)]
+    tokenizer = tiny_tokenizer((FOLDER / f"{family.file}.jinja").read_text(), names)
+    tokenizer.eos_token = family.special[-1]
+    found: Any = tokenizer.convert_tokens_to_ids(ends)
+    model = tiny_model(tokenizer, width=32, head=16)
+    plain: Any = tokenizer.convert_tokens_to_ids("a")
+    model.generation_config.eos_token_id = [*found, plain]  # an end token is an added token
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    models = build(tmp_path)
+    chat = Chat(models.tokenizer, models.end_ids)
+    assert set(chat.stop_ids) == set(found) and set(chat.ends) == set(ends)
+    assert set(Chat(models.tokenizer).stop_ids) == {tokenizer.eos_token_id}
+    generator = HFGenerator(models=models, max_batch=64, cache_tokens=1000)
+    sampling = Sampling(max_tokens=40, temperature=2.0, stop_ids=chat.stop_ids, n=64)
+    (completions,) = generator.generate([chat.start([Message("user", "Hi.")])], [0], sampling)
+    last = {c.ids[-1] for c in completions if c.finish_reason == "stop"}
+    assert last == set(found)
+    for completion in completions:
+        assert not set(found).intersection(completion.ids[:-1])
+    assert chat.decode([plain, found[0]]) == chat.decode([plain, found[-1]]) == "a"
