@@ -29,6 +29,10 @@ def explain_write_errors(
     try:
         yield
     except OSError as error:
+        blocker = next(filter(is_file, (folder, *folder.parents)), None)
+        if error.errno in (errno.EEXIST, errno.ENOTDIR) and blocker is not None:
+            line = f"'{folder}' cannot be written, because '{blocker}' is a file"
+            raise UserError(f"{line}; name a folder", code="not-a-folder") from error
         reason = error.strerror or str(error)
         first = "make it writable" if error.errno in FORBIDDEN else "free space there"
         message = f"'{folder}' cannot be written ({reason}); {first} or {instead}"

@@ -29,6 +29,7 @@ from agentrl_cli.models.template import give_template
 
 TINY = Path(__file__).parent / "tiny"
 RENAMED_WEIGHTS = {"math": "arithmetic"}  # old runs name them so, and env=math uses them, too
+ATTENTIONS = ("sdpa", "eager")  # that every model has
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -102,8 +103,12 @@ def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 def read_pretrained(source: str | Path, config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return a causal LM from safetensors, without running any code of the source. Raises UserError
-    if weights are missing, unreadable, or of another architecture than its config."""
+    if weights are missing, unreadable, or of another architecture than its config, or if its
+    attention is not available."""
     architecture = _read_config(source)
+    if config.attention not in ATTENTIONS:
+        with torch.device("meta"):
+            _without_weights(copy.deepcopy(architecture), config, dtype)
     with explain_read_errors("weights", source):
         model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             source,
@@ -128,14 +133,9 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     if config.path != "tiny":
         return read_pretrained(find_model(config.path), config, dtype)
     architecture = _read_config(TINY)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attention}
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "init"))
-        try:
-            model = AutoModelForCausalLM.from_config(architecture, **options)
-        except (ValueError, ImportError) as error:
-            line = f"model.attention '{config.attention}' cannot be used here"
-            raise UserError(f"{line}; choose sdpa or eager", code="bad-attention") from error
+        model = _without_weights(architecture, config, dtype)
     if config.weights is not None:
         file = TINY / RENAMED_WEIGHTS.get(config.weights, config.weights) / "model.safetensors"
         if not files.is_file(file):
@@ -145,6 +145,17 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
         with explain_read_errors("weights", file):
             load_model(model, file)
     return model
+
+
+def _without_weights(architecture: Any, config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a random model. Raises UserError if `model.attention` cannot be used."""
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attention}
+    try:
+        return AutoModelForCausalLM.from_config(architecture, **options)
+    except (ValueError, ImportError) as error:
+        reason = str(error).partition(". ")[0].strip()
+        line = f"model.attention '{config.attention}' cannot be used here ({reason})"
+        raise UserError(f"{line}; choose sdpa or eager", code="bad-attention") from error
 
 
 def _read_config(source: str | Path) -> Any:
@@ -220,8 +231,8 @@ def adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
 
 
 def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
-    """Raise UserError if the adapter in a folder is scaled differently from adapter `name`. A
-    folder without adapter_config.json passes; another rank shows in the shapes."""
+    """Raise UserError if the adapter in a folder has another rank than adapter `name`, or is scaled
+    differently. A folder without adapter_config.json passes."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return
@@ -235,7 +246,10 @@ def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
     config = module.peft_config[name]
     assert isinstance(config, PeftLora)
     ours = config.lora_alpha / config.r
-    if stored["r"] == config.r and theirs != ours:
+    if stored["r"] != config.r:
+        line = f"the adapter in '{folder}' has rank {stored['r']}, model.lora has {config.r}"
+        raise UserError(f"{line}; give model.lora.rank={stored['r']}", code="other-rank")
+    if theirs != ours:
         line = f"the adapter in '{folder}' has the scale {theirs:g}, model.lora has {ours:g}"
         remedy = "give model.lora the alpha and rank of its training"
         raise UserError(f"{line}; {remedy}", code="other-scale")

@@ -30,6 +30,8 @@ NAMES = {
     "loud": "invalid-override",
     "steps=1,2": "invalid-override",
     "name=a/b": "invalid-name",
+    f"runs={__file__}": "not-a-folder",
+    f"runs={__file__}/below": "not-a-folder",
     f"init={LONG}": "unknown-run",
     f"model.path=./{LONG}": "missing-file",
     f"model.weights={LONG}": "unknown-option",

@@ -167,5 +167,9 @@ def test_adapter_of_other_rank_is_refused(model_folder, tmp_path):
     before = fresh.fingerprint("policy")
     with pytest.raises(UserError) as caught:
         fresh.load(tmp_path)
-    assert caught.value.code == "other-model"
+    assert caught.value.code == "other-rank"
     assert fresh.fingerprint("policy") == before
+
+
+def test_attention_without_its_package_is_named(model_folder):
+    refuse(model_folder, "bad-attention", attention="flash_attention_2")

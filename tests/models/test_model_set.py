@@ -15,6 +15,7 @@ from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet, ValueHead
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.training.learner import Optimizer
+from tests.builders.errors import user_error
 from tests.builders.models import (
     ADAM,
     LORA,
@@ -140,7 +141,7 @@ def test_values_are_float32_under_autocast(model_folder):
     assert values.dtype == torch.float32 and torch.equal(values, head(hidden))
 
 
-def test_adapter_of_other_scale_is_refused(model_folder, tmp_path):
+def test_adapter_of_other_rank_or_scale_is_refused(model_folder, tmp_path):
     models = build(model_folder, LORA)
     disturb(models, "policy")
     models.save_adapter("policy", tmp_path)
@@ -151,6 +152,10 @@ def test_adapter_of_other_scale_is_refused(model_folder, tmp_path):
     with pytest.raises(UserError) as caught:
         other.load_weights("policy", tmp_path)
     assert caught.value.code == "other-scale"
+    for rank in (2, 8):
+        other = build(model_folder, replace(LORA, rank=rank))
+        with user_error("other-rank", LORA.rank, rank):
+            other.load_weights("policy", tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"r": 0}')
     with pytest.raises(UserError) as caught:
         same.load_weights("policy", tmp_path)
