@@ -133,7 +133,7 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
     if not given.get("n") or not given.get("out"):
         line = "n or out is missing; give both, for example n=128 out=demos.jsonl"
         raise UserError(line, code="missing-value")
-    number, out = _number(given["n"]), Path(given["out"])
+    number, out = _number(given["n"]), Path(given["out"]).expanduser()
     cfg = _compose_environment(rest, config_dir)
     if out.exists():
         raise UserError(f"'{out}' exists; choose another out=", code="exists")

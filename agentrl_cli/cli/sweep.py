@@ -74,6 +74,7 @@ class Sweep:
             line = "the runs of a sweep are named by the keys that vary; give --name for its folder"
             raise UserError(line, code="sweep-name")
         root = next((str(item.value()) for item in own if item.key_or_group == "runs"), "runs")
+        root = os.path.expanduser(root)
         self.overrides = [item for item in own if item.key_or_group != "runs"]
         self.fixed = [_text(item) for item in self.overrides if not item.is_sweep_override()]
         self.varying = [item for item in self.overrides if item.is_sweep_override()]
@@ -163,11 +164,12 @@ class Sweep:
         has_threads = any(item.key_or_group == "hardware.threads" for item in self.overrides)
         threads = ["hardware.threads=1"] if is_parallel and not has_threads else []
         unnamed = [*fixed, "runs", *(["hardware.threads"] if threads else [])]
+        place = config.quoted(f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}")
         return [
-            *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
+            *QUIET, place, "hydra.job.chdir=false", config.quoted(f"runs={self.folder}"),
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
-            *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
-            *threads, *(config.forced(item, self.config_dir) for item in self.overrides),
+            *config.search_path(self.config_dir), *self.hydra_overrides, *threads,
+            *(config.forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
 
     def _plugin(self, part: str) -> str | None:

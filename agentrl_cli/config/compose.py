@@ -6,7 +6,9 @@ Hydra composes. `check` validates everything at once, and reports all mistakes t
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -25,6 +27,7 @@ T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
 SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
 ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
+PLAIN_TEXT = re.compile(r"""\+{0,2}[\w./@-]+=[^\[{'"][^,'"\n]*""")  # a value without structure
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
 MOST_CHOICES = 40  # that an error names
 EVAL_GROUPS = ("search", "env", "hardware")  # that may be chosen when a run is evaluated
@@ -160,6 +163,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     wrong = {group: line for group, line in checked.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
     cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
+    _keep_text(cfg, kept)
     if wrong:
         lines = [*wrong.values(), *map(str, _validated(cfg)[1])]
         raise UserError("\n".join(lines), code="unknown-option")
@@ -180,18 +184,24 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
     parsed, errors = [], []
     for text in replace_old_names(overrides):
         root = re.split(r"[./=]", text.lstrip("+~"), maxsplit=1)[0]
-        try:
-            item = OverridesParser.create().parse_override(text)
-            parsed.append(item)
-        except (HydraException, ValueError, RecursionError):
-            item = None
+        item, parser = None, OverridesParser.create()
+        with suppress(ValueError, RecursionError):
+            try:
+                item = parser.parse_override(text)
+            except HydraException:
+                if PLAIN_TEXT.fullmatch(text):
+                    item = parser.parse_override(quoted(text))
+        parsed += [item] if item is not None else []
         if kind := secret_in(text):
             errors.append(f"'{text.partition('=')[0]}' holds {kind}; {NO_SECRETS}")
         elif item is None:
-            form = "key=value or key=a,b" if is_sweep else "key=value"
-            errors.append(f"override '{text}' cannot be parsed; write it as {form}")
+            form = "write it as key=value or key=a,b" if is_sweep else "write it as key=value"
+            if "=" in text.strip("="):
+                form = f"quote it: {shlex.quote(quoted(text, is_sweep=is_sweep))}"
+            errors.append(f"override '{text}' cannot be parsed; {form}")
         elif item.is_sweep_override() and not is_sweep:
-            errors.append(f"override '{text}' has several values; give one, or a list as [a,b]")
+            line = f"override '{text}' has several values; give one, a list as [a,b], or quote it"
+            errors.append(f"{line}: {shlex.quote(quoted(text))}")
         if root == "choices":
             errors.append(f"'{text}' cannot be set; choose an option with GROUP=NAME")
         elif root == "hydra" and not is_sweep:
@@ -199,6 +209,31 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
     if errors:
         raise UserError("\n".join(errors), code="invalid-override")
     return parsed
+
+
+def quoted(text: str, *, is_sweep: bool = False) -> str:
+    """Return an override with its value, or each value of a sweep, in quotes for Hydra."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    key, _, value = text.partition("=")
+    parts = value.split(",") if is_sweep else [value]
+    return f"{key}={','.join(QuotedString(part, Quote.single).with_quotes() for part in parts)}"
+
+
+def _keep_text(cfg: DictConfig, parsed: list[Override]) -> None:
+    """Set every text that looks like a number, such as `name=1e3`, as it was written."""
+    from omegaconf import OmegaConf
+
+    from agentrl_cli.config.settings import Settings
+    from agentrl_cli.config.validation import is_text
+
+    values: Any = None
+    for item in parsed:
+        key, given = item.key_or_group, str(item.input_line).partition("=")[2].strip()
+        if isinstance(item.value(), int | float) and str(item.value()) != given:
+            values = values or OmegaConf.to_container(cfg, resolve=False)
+            if is_text(Settings, values, key.split(".")):
+                OmegaConf.update(cfg, key, given)
 
 
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
@@ -313,6 +348,7 @@ def load(
             raise UserError(f"{line}; start a new run with it", code="group-of-stored")
         else:
             OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
+    _keep_text(cfg, parsed)
     return cfg
 
 
@@ -419,12 +455,22 @@ def _validated(
                 line = f"{key} cannot be resolved: {_reason(error)}"
                 mistakes.append(UserError(line, code="unresolved"))
     values = {key: value for key, value in values.items() if key not in skip}
-    values = without_missing(values, mistakes)
+    values = _expand_home(without_missing(values, mistakes))
     mistakes += secret_errors(values)
     typed = validate(Settings, values, mistakes, optional={*skip, *unresolved})
     if not mistakes:
         mistakes += check_together(typed)
     return typed, mistakes
+
+
+def _expand_home(value: Any) -> Any:
+    """Return a node with `~` at the beginning of every path replaced by the home folder."""
+    if isinstance(value, dict):
+        return {key: _expand_home(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand_home(item) for item in value]
+    is_path = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return os.path.expanduser(value) if is_path else value
 
 
 def secret_in(text: str) -> str | None:

@@ -186,6 +186,18 @@ def described(cls: type, node: Node, key: Key = ()) -> Iterator[tuple[str, str]]
             yield from described(inner, value, (*key, name))
 
 
+def is_text(cls: type, node: Any, path: list[str]) -> bool:
+    """Return whether the field at `path` in a node is declared as a text."""
+    kind: Any = cls
+    for name in path:
+        with suppress(UserError):  # reported when the node is validated
+            kind = settings_class(node["_target_"]) if is_target_node(node) else kind
+        if not (isinstance(kind, type) and is_dataclass(kind) and isinstance(node, dict)):
+            return False
+        kind, node = _plain(hints(kind).get(name)), node.get(name)
+    return kind is str
+
+
 @cache
 def hints(cls: type) -> dict[str, Any]:
     """Return the types of a class's fields, `Annotated` ones with their annotations. The type is

@@ -21,7 +21,7 @@ from agentrl_cli.cli.sweep import (
     summary,
     sweep,
 )
-from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.config.compose import compose_checked, parse_overrides
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.find import list_runs
@@ -82,6 +82,14 @@ def test_invalid_sweeps_are_refused(tmp_path: Path):
             sweep([f"seed={values}", f"runs={tmp_path}/runs"], None, name, 1, no)
         assert error.value.code == code
     assert len(questions) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_folder_may_have_any_letters():
+    sweep_of = grid("seed=0,1", "runs='/tmp/a=b, it\\'s'")
+    found = {
+        item.key_or_group: item for item in parse_overrides(sweep_of.arguments(), is_sweep=True)
+    }
+    assert found["runs"].value() == str(sweep_of.folder) == "/tmp/a=b, it's/it"
 
 
 def test_same_overrides_have_the_same_folder():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from textwrap import dedent
 
@@ -210,3 +211,36 @@ def test_own_conf_folder_wins_over_the_shipped_one(conf: Path):
     assert conf_folder() == conf.resolve()
     (conf / "algo").rename(conf / "other")  # a folder of another program
     assert conf_folder() != conf.resolve()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a=b", "/d/step=3 (copy)/x.jsonl", "a~b", "a#b", "a[b]", "f(x)", "/d/naïve", "日本", "x{1}",
+        "a&b;c!d^e`f<g>", "[a", "1e3", "007", "1_000", "true",
+    ],
+)  # fmt: skip
+def test_value_is_the_text_as_written(value: str):
+    try:
+        cfg = check(compose(["algo=second", f"model.path={value}"]))
+    except UserError as error:
+        assert value == "[a" and error.code == "invalid-override"
+        (given,) = shlex.split(str(error).partition("quote it: ")[2])
+        cfg = check(compose(["algo=second", given]))
+    assert cfg.model.path == value
+
+
+@pytest.mark.parametrize("value", ["a,b", "it's", 'a "b"', "{a", "[a=b]", "'a", "a\\'b"])
+def test_ambiguous_value_is_refused_with_its_quoted_form(value: str):
+    with pytest.raises(UserError) as caught:
+        compose(["algo=second", f"model.path={value}"])
+    assert caught.value.code == "invalid-override"
+    (given,) = shlex.split(str(caught.value).partition("quote it: ")[2])
+    assert check(compose(["algo=second", given])).model.path == value
+
+
+def test_home_folder_is_expanded_in_paths(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/of")
+    cfg = check(compose(["algo=second", "model.path=~/x=1", "runs=~"]))
+    assert (cfg.model.path, cfg.runs) == ("/home/of/x=1", "/home/of")
+    assert check(compose(["algo=second", "model.path=a~/x"])).model.path == "a~/x"
