@@ -106,9 +106,14 @@ def train(
         Literal["job"] | None, typer.Option("--cfg", help="Only print the configuration.")
     ] = None,
     config_dir: ConfigDir = None,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
 ) -> None:
     """Train an algorithm in an environment."""
-    from agentrl_cli.cli.train import start
+    from agentrl_cli.cli.train import start, sweep_command
+
+    if multirun:  # of Hydra
+        line = f"agentrl train makes one run; type {sweep_command(overrides or [], config_dir)}"
+        raise UserError(line, code="use-sweep")
 
     _exclude("--config", "--config-dir", config and config_dir)
     _exclude("--config", "--cfg", config and cfg)

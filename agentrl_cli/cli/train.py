@@ -5,12 +5,13 @@ Invalid settings are refused before torch is imported. `run_training` does the r
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import check, compose, load
+from agentrl_cli.config.compose import check, compose, load, parse_overrides
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
@@ -31,7 +32,13 @@ def start(
     file: Path | None = None,
 ) -> None:
     """Train a new run, configured by overrides or the config.yaml of another run."""
-    composed = load(file, overrides) if file else compose(overrides, config_dir)
+    try:
+        composed = load(file, overrides) if file else compose(overrides, config_dir)
+    except UserError as error:
+        if error.code != "invalid-override" or file or not _is_sweep(overrides):
+            raise
+        line = f"{error}; to train with each value: {sweep_command(overrides, config_dir)}"
+        raise UserError(line, code="use-sweep") from None
     cfg = check(composed)
     if cfg.init is not None and not is_folder(Path(cfg.init)):
         find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
@@ -42,6 +49,23 @@ def start(
     from agentrl_cli.cli.run_training import train_new_run
 
     train_new_run(cfg, overrides, dry=dry)
+
+
+def sweep_command(overrides: list[str], config_dir: Path | None) -> str:
+    """Return the command that trains with every combination of the values of overrides."""
+    named = [text for text in overrides if text.startswith("name=")]
+    words = [text for text in overrides if text not in named] or ["seed=0,1"]
+    words += [f"--name={named[-1].removeprefix('name=')}"] if named else []
+    words += ["--config-dir", str(config_dir)] if config_dir else []
+    return f"agentrl sweep {shlex.join(words)}"
+
+
+def _is_sweep(overrides: list[str]) -> bool:
+    """Return whether overrides have several values and are correct otherwise."""
+    try:
+        return any(item.is_sweep_override() for item in parse_overrides(overrides, is_sweep=True))
+    except UserError:
+        return False
 
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:

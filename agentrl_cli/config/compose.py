@@ -217,7 +217,7 @@ def quoted(text: str, *, is_sweep: bool = False) -> str:
 
     key, _, value = text.partition("=")
     parts = value.split(",") if is_sweep else [value]
-    return f"{key}={','.join(QuotedString(part, Quote.single).with_quotes() for part in parts)}"
+    return f"{key}={','.join(QuotedString(part, Quote.double).with_quotes() for part in parts)}"
 
 
 def _keep_text(cfg: DictConfig, parsed: list[Override]) -> None:

@@ -28,7 +28,7 @@ NAMES = {
     "init=nothing": "unknown-run",
     "env.reward=gold": "unknown-option",
     "loud": "invalid-override",
-    "steps=1,2": "invalid-override",
+    "steps=1,2": "use-sweep",
     "name=a/b": "invalid-name",
     f"runs={__file__}": "not-a-folder",
     f"runs={__file__}/below": "not-a-folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.run import Run
+from tests.builders.command_line import agentrl
 from tests.builders.report import write_run
 from tests.builders.runs import SMALL, folders
 from tests.paths import ROOT
@@ -304,3 +306,13 @@ def test_optuna_chooses_the_points(tmp_path: Path):
     folder = run_sweep(tmp_path, "algo=rft", "algo.optimizer.lr=interval(0.0001,0.01)", *chosen)
     rates = {json.dumps(run.meta["overrides"]) for run in list_runs(folder)}
     assert len(rates) == 2 and set(status(folder).values()) == {"done"}
+
+
+@pytest.mark.parametrize("given", [["seed=0,1"], ["-m", "seed=0,1"], ["seed=0", "--multirun"]])
+def test_train_prints_the_command_of_a_sweep(given: list[str]):
+    plain = ["algo=grpo", "env=courier", "name=it"]
+    result = agentrl("train", *plain, *given)
+    command = shlex.split(result.stderr.partition("agentrl sweep ")[2])
+    values = [text for text in given if not text.startswith("-")]
+    assert result.exit_code == 2 and command == [*plain[:2], *values, "--name=it"]
+    assert Sweep(command[:-1], None, "it").count_runs() == (2 if "0,1" in values[0] else 1)
