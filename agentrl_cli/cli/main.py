@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 the run failed, 2 a mistake of the user, 130 interrupte
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from agentrl_cli import __version__
 from agentrl_cli.cli import completion
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
-from agentrl_cli.core.terminal import echo
+from agentrl_cli.core.terminal import echo, has_lost_stdout
 
 GROUPS = "algo, env, model, hardware, recipe, ablation, ..."
 EXAMPLES = (Path(__file__).parent / "examples.txt").read_text(encoding="utf-8").splitlines()
@@ -42,7 +43,22 @@ RunRef = Annotated[
 
 
 class Verbs(TyperGroup):
-    """Prints a UserError without a traceback and exits with its code."""
+    """Prints a UserError, and an error of stdout, without a traceback."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line and exit."""
+        try:
+            try:
+                return super().main(*args, **options)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except OSError as error:
+            if not has_lost_stdout():
+                raise
+            if error.errno != errno.EPIPE:
+                echo(f"the output cannot be written ({error.strerror})", err=True)
+            raise SystemExit(1) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""

@@ -26,7 +26,7 @@ from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import echo, echo_err
+from agentrl_cli.core.terminal import echo, echo_err, has_lost_stdout
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.models.template import template_text
@@ -84,7 +84,7 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
             with closing(parts):
                 train(cfg, run, parts, interrupted)
         if ranks.is_main:
-            print(final_table(run))
+            print_result(run)
 
 
 def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None:
@@ -118,7 +118,17 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
             with closing(parts):
                 train(cfg, run, parts, interrupted)
         if ranks.is_main:
-            print(final_table(run))
+            print_result(run)
+
+
+def print_result(run: Run) -> None:
+    """Print the final table, if stdout can still be written."""
+    try:
+        print(final_table(run), flush=True)
+    except OSError:
+        if not has_lost_stdout():
+            raise
+        echo_err(f"the result cannot be printed; see agentrl report {run.quoted_folder}")
 
 
 def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:

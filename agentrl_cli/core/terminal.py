@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 LONG = 1000  # number of items from which progress is printed
 
@@ -14,18 +15,34 @@ def safe(text: str) -> str:
 
 
 def echo(text: object, *, err: bool = False, end: str = "\n") -> None:
-    """Print a text to stdout or stderr with `safe`."""
-    print(safe(str(text)), file=sys.stderr if err else sys.stdout, end=end, flush=True)
+    """Print a text to stdout or stderr with `safe`. If stderr is lost, this and all later messages
+    are discarded. Raises OSError if stdout is lost."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:  # it was closed when this process began
+        return
+    try:
+        print(safe(str(text)), file=stream, end=end, flush=True)
+    except OSError:
+        if not err:
+            raise
+        sys.stderr = open(os.devnull, "w")
 
 
 def echo_err(text: str) -> None:
-    """Print a text to stderr, or discard this and all later output if stderr is closed."""
-    try:
+    """Print a text to stderr from a place where a signal may arrive."""
+    with suppress(RuntimeError):  # it arrived during a write to this stream
         echo(text, err=True)
+
+
+def has_lost_stdout() -> bool:
+    """Return whether nothing more can be written to stdout. If so, all later output is discarded;
+    otherwise a new line is printed."""
+    try:
+        echo("")
+        return False
     except OSError:
-        sys.stdout = sys.stderr = open(os.devnull, "w")
-    except RuntimeError:  # a signal arrived during a write to this stream
-        pass
+        sys.stdout = open(os.devnull, "w")
+        return True
 
 
 def echo_progress(name: str, done: int, count: int) -> None:

@@ -6,7 +6,9 @@ import errno
 import json
 import resource
 import shutil
-from contextlib import ExitStack
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,25 @@ def test_writing_to_read_only_folder_is_refused(run: Run, tmp_path: Path):
         last = result.stderr.splitlines()[-1]
         assert last == f"'{place}/report' {reason} choose another place with --out"
         refused(agentrl("export", name, f"{place}/out"), f"'{place}/out' {reason} give another")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["play", "env=courier"]])
+def test_lost_output_is_one_line(arguments: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+def test_run_without_output_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with Path("/dev/full").open("w", buffering=1) as full:
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, full)
+        run = trained(tmp_path, "sft", "it")
+        monkeypatch.undo()
+        assert run.is_done
+        with suppress(OSError):
+            full.close()
