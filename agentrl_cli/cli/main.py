@@ -24,7 +24,7 @@ from agentrl_cli import __version__
 from agentrl_cli.cli import completion
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
-from agentrl_cli.core.terminal import echo, has_lost_stdout
+from agentrl_cli.core.terminal import echo, has_lost_stdout, terminal_width, wrapped
 
 GROUPS = "algo, env, model, hardware, recipe, ablation, ..."
 EXAMPLES = (Path(__file__).parent / "examples.txt").read_text(encoding="utf-8").splitlines()
@@ -76,11 +76,14 @@ def _examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "".join(f"  agentrl {line}\n" for line in lines)
 
 
+COLUMNS = shutil.get_terminal_size().columns
+HELP_WIDTH = {"terminal_width": COLUMNS - 2} if COLUMNS < 52 else {}  # Click takes 50 or more
+
 app = typer.Typer(
     cls=Verbs,
     epilog=_examples("train algo=nlac env=twentyq", "show last"),
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], **HELP_WIDTH},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -386,12 +389,10 @@ def show(
     if as_json:
         echo(json.dumps(match.episode.to_json()))
         return
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else episodes.WIDTH
-    lines = episodes.render(
-        match.episode, f"{source.name}, {match.file.stem}", width, fold=not full
-    )
-    if is_terminal:  # the lines are safe already
+    width = terminal_width()
+    title = f"{source.name}, {match.file.stem}"
+    lines = episodes.render(match.episode, title, width or episodes.WIDTH, fold=not full)
+    if width is not None:  # the lines are safe already
         print(episodes.painted(lines), end="", flush=True)
     else:
         echo("\n".join(lines))
@@ -506,8 +507,12 @@ def list_options(
         _print_settings(*option_settings(group, option, config_dir), as_json)
     else:
         found = options(group, config_dir)
-        width = max(map(len, found), default=0)
-        lines = [f"{name:<{width}}  {text}".rstrip() for name, text in found.items()]
+        column, width = max(map(len, found), default=0) + 2, terminal_width()
+        lines = []
+        for name, text in found.items():
+            first, *others = wrapped(text, width, column)
+            lines.append(f"{name:<{column}}{first}".rstrip())
+            lines += [f"{'':<{column}}{part}" for part in others]
         echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
@@ -586,7 +591,8 @@ def _print_settings(
 ) -> None:
     from agentrl_cli.config.comments import render
 
-    echo(json.dumps(rows) if as_json else "\n".join(render(rows, node_comments)))
+    lines = render(rows, node_comments, terminal_width())
+    echo(json.dumps(rows) if as_json else "\n".join(lines))
 
 
 def _exclude(first: str, second: str, both: object) -> None:

@@ -22,8 +22,10 @@ from agentrl_cli.config.compose import (
 from agentrl_cli.config.settings import Settings
 from agentrl_cli.config.validation import described
 from agentrl_cli.core import files
+from agentrl_cli.core.terminal import wrapped
 
 COMMAND_LINE = "command line"
+MIN_COMMENT = 40  # characters of a comment beside its key; below that it is above it
 COLUMN = 44  # at which comments begin
 Row = dict[str, Any]  # key, value, comment (or ""), and source: a file or COMMAND_LINE
 
@@ -69,14 +71,23 @@ def option_settings(
     return [row for row in own if not row["key"].endswith("_target_")], node_comments
 
 
-def render(rows: list[Row], node_comments: dict[str, str]) -> list[str]:
-    """Return the settings as lines of YAML with descriptions and sources as comments."""
+def render(rows: list[Row], node_comments: dict[str, str], width: int | None = None) -> list[str]:
+    """Return the settings as lines of YAML with descriptions and sources as comments, which are
+    wrapped to the width of a terminal."""
     lines: list[str] = []
     above: list[str] = []
 
     def add(depth: int, text: str, about: str) -> None:
         line = f"{'  ' * depth}{text}"
-        lines.append(f"{line:<{COLUMN}}  # {about}" if about else line)
+        column = max(COLUMN, len(line)) + len("  # ")
+        if about and width is not None and width < min(column + MIN_COMMENT, column + len(about)):
+            start = f"{'  ' * depth}# "
+            lines.extend(f"{start}{part}" for part in wrapped(about, width, len(start)))
+            lines.append(line)
+            return
+        first, *others = wrapped(about, width, column)
+        lines.append(f"{line:<{COLUMN}}  # {first}" if about else line)
+        lines.extend(f"{'':<{column - 2}}# {part}" for part in others)
 
     for row in rows:
         *path, name = row["key"].split(".")

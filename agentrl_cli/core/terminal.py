@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 
+LEAST_WIDTH = 20  # of wrapped text, in characters
 LONG = 1000  # number of items from which progress is printed
 
 
@@ -43,6 +46,20 @@ def has_lost_stdout() -> bool:
     except OSError:
         sys.stdout = open(os.devnull, "w")
         return True
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or None if stdout is not one."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_terminal else None
+
+
+def wrapped(text: str, width: int | None, column: int = 0) -> list[str]:
+    """Return the lines of a text that begins at `column` of a terminal. Without a width there is
+    one line."""
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width - column, LEAST_WIDTH), break_on_hyphens=False) or [""]
 
 
 def echo_progress(name: str, done: int, count: int) -> None:

@@ -11,13 +11,14 @@ import yaml
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
-from agentrl_cli.core.terminal import safe
+from agentrl_cli.core.terminal import safe, wrapped
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
 from agentrl_cli.report.seeds import paired_difference
 from agentrl_cli.runs.checkpoints import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 DASH = "–"  # a cell without a value
+NARROW = 60  # columns of a terminal from which a table may break words, rather than be stacked
 PIPE_WIDTH = 10_000  # characters of a line if the output is not a terminal
 LISTED = ["run", "status", "step", "reward", "eval", "error"]
 Cells = list[list[str]]  # a header and rows
@@ -45,9 +46,25 @@ def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
     console = Console(width=width, color_system="auto" if title else None)
     if width is None and not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
+    least = Console(width=PIPE_WIDTH).measure(drawn).minimum  # without broken words
+    if console.width < min(NARROW, least):
+        return _stacked(cells, title, console.width)
     with console.capture() as captured:
         console.print(drawn)
     return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+
+
+def _stacked(cells: Cells, title: str, width: int) -> list[str]:
+    """Return the lines of a table for a narrow terminal: one line for each cell."""
+    column = max(map(len, cells[0])) + 2
+    lines = [safe(title)] if title else []
+    for row in cells[1:]:
+        lines += [""] if lines else []
+        for name, cell in zip(cells[0], row, strict=True):
+            first, *others = wrapped(safe(cell).replace("\n", " "), width, column)
+            lines.append(f"{safe(name):<{column}}{first}".rstrip())
+            lines += [f"{'':<{column}}{part}" for part in others]
+    return lines
 
 
 def share(value: float | None, signed: bool = False) -> str:

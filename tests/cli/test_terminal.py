@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentrl_cli.cli.main import app
+from agentrl_cli.config.comments import render, settings
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, safe
 from agentrl_cli.envs.tau.users import HumanUser
+from agentrl_cli.report.summary import table
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.loggers import step_line
 from tests.builders.report import episode, write_run
+from tests.builders.runs import Agentrl
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
@@ -64,3 +68,18 @@ def test_metrics_and_errors_are_made_safe(capsys: pytest.CaptureFixture[str]):
     echo(UserError(f"a\tb\n\ud800{ESCAPE}"), err=True)
     assert capsys.readouterr().err == "a b\n\\ud800\\x1b[2J\\x1b]0;owned\\x07\n"
     assert safe("Größe ┃ 🐟") == "Größe ┃ 🐟"
+
+
+def test_narrow_terminal_shows_whole_words(agentrl: Agentrl, monkeypatch: pytest.MonkeyPatch):
+    cells = [["run", "status", "reward", "success"], ["math-grpo_s1_k7f2", "done", "0.125", "20.0"]]
+    lines = table([*cells, ["other", "failed", "", "–"]], "Runs of this folder", width=40)
+    assert all(len(line) <= 40 for line in lines)
+    assert all(any(text in line for line in lines) for row in cells for text in row)
+    rows, notes = settings(["algo=grpo", "env=courier"])
+    narrow, wide = render(rows, notes, 40), render(rows, notes)
+    assert yaml.safe_load("\n".join(narrow)) == yaml.safe_load("\n".join(wide))
+    assert all(len(line) <= 40 for line in narrow if line.lstrip().startswith("#"))
+    monkeypatch.setenv("COLUMNS", "40")
+    for verb in ([], ["sweep"]):
+        assert all(len(line) <= 40 for line in agentrl(*verb, "--help").stdout.splitlines()
+                   if not line.startswith("    agentrl "))  # fmt: skip
