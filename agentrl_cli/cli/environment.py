@@ -80,15 +80,16 @@ def _rows(cfg: DictConfig, env: Env) -> Iterator[tuple[str, str]]:
         yield "  tokens", f"{action}; {limited('longest episode', max(totals), 'max_seq_len')}"
 
 
-def check_contract(env: Env) -> str:
-    """Test the contract of an environment, and return whether it was tested.
+def check_contract(env: Env, *, expert: bool = True) -> str:
+    """Test the contract of an environment, its expert included unless `expert` is false. Returns
+    whether it was tested.
 
     Environments that call external models are not tested. Raises UserError with a line for each
     fault and the file of the environment.
     """
     if chats := outside_chats(env):
         return f"not tested, since this would call {chats[0].name}"
-    if faults := check_env(partial(copy.copy, env)):
+    if faults := check_env(partial(copy.copy, env), expert=expert):
         raise UserError("\n".join(f"{_place(env)}: {x}" for x in faults), code="contract")
     return "kept"
 

@@ -65,6 +65,7 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
         run: Run | None = None
         with ranks.together():
             if ranks.is_main:
+                build(cfg.logger).check()
                 command = " ".join(["agentrl", *sys.argv[1:]])
                 run = Run.create(cfg, command=command, overrides=overrides)
         (folder, *_) = ranks.gather(run and str(run.folder), "folder")
@@ -191,19 +192,22 @@ def delete_unbuilt_run(run: Run, ranks: Ranks) -> Iterator[None]:
 def dry_run(cfg: DictConfig) -> None:
     """Print the plan and play a few episodes.
 
-    Raises UserError if the run needs too much memory or cannot be built.
+    Raises UserError if the run would be refused: if it needs too much memory, cannot be built or
+    stored, or its logger is not installed.
     """
 
     def print_row(name: str, value: object) -> None:
         echo(f"{name:<24} {value}")
 
+    Run.new_folder(cfg)
+    build(cfg.logger).check()
     algo: Algorithm = build(cfg.algo)
     env: Env = build(cfg.env)
     tasks = train_tasks(env)[:DRY_EPISODES]
     for name, value in plan_rows(cfg, algo):
         print_row(name, value)
     memory_plan.validate_memory(cfg, algo, memory_plan.plan_memory(cfg, algo))
-    print_row("environment contract", check_contract(env))
+    print_row("environment contract", check_contract(env, expert=False))
     if memory_plan.device_type(cfg) == "cuda" and not torch.cuda.is_available():
         print_row("one episode", "not played: no CUDA device was found")
         return

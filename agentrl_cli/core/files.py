@@ -29,14 +29,20 @@ def explain_write_errors(
     try:
         yield
     except OSError as error:
-        blocker = next(filter(is_file, (folder, *folder.parents)), None)
-        if error.errno in (errno.EEXIST, errno.ENOTDIR) and blocker is not None:
-            line = f"'{folder}' cannot be written, because '{blocker}' is a file"
-            raise UserError(f"{line}; name a folder", code="not-a-folder") from error
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            require_no_file(folder)
         reason = error.strerror or str(error)
         first = "make it writable" if error.errno in FORBIDDEN else "free space there"
         message = f"'{folder}' cannot be written ({reason}); {first} or {instead}"
         raise UserError(message, code="not-writable") from error
+
+
+def require_no_file(folder: Path) -> None:
+    """Raise UserError if a file stands in the place of the folder or of one that holds it."""
+    for place in (folder, *folder.parents):
+        if is_file(place):
+            line = f"'{folder}' cannot be written, because '{place}' is a file"
+            raise UserError(f"{line}; name a folder", code="not-a-folder")
 
 
 @contextmanager

@@ -109,8 +109,12 @@ class TrackerLogger(Fallible):
         Field(description="Arguments of its class in Accelerate, with {run} and {folder}."),
     ]
 
+    def check(self) -> None:
+        tracker_class(self.tracker)
+
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the tracker. Raises UserError if it is not installed or fails to open."""
+        from accelerate.state import PartialState
         from omegaconf import OmegaConf
 
         options = dict(self.options)
@@ -123,6 +127,7 @@ class TrackerLogger(Fallible):
         flat = files.flatten(OmegaConf.to_container(cfg, resolve=True))
         settings = {k: v if isinstance(v, int | float | str) else str(v) for k, v in flat.items()}
         new_tracker = tracker_class(self.tracker)
+        PartialState()  # without it, log messages of the trackers raise
         try:
             self.client = new_tracker(**options)
             self.client.start()
@@ -164,14 +169,17 @@ class WandbLogger(Fallible):
         default_factory=dict, init=False, repr=False
     )
 
-    def start(self, run: Run, cfg: DictConfig) -> None:
-        """Open the page of the run. Raises UserError if W&B refuses."""
-        import wandb
-
+    def check(self) -> None:
         if "report" in self.artifacts and not all(map(find_spec, ("matplotlib", "jinja2"))):
             line = "the artifact 'report' needs matplotlib and jinja2"
             remedy = "pip install 'agentrl-cli[report]', or leave it out of logger.artifacts"
             raise UserError(f"{line}; {remedy}", code="missing-package")
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Open the page of the run. Raises UserError if W&B refuses."""
+        import wandb
+
+        self.check()
         self.run = run
         began = time.monotonic()
         try:
@@ -252,7 +260,6 @@ class WandbLogger(Fallible):
 
 def tracker_class(name: str) -> type[GeneralTracker]:
     """Return a tracker of Accelerate. Raises UserError if it is unknown or not installed."""
-    from accelerate.state import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -263,7 +270,6 @@ def tracker_class(name: str) -> type[GeneralTracker]:
         package = f"'agentrl-cli[{name}]'" if name in EXTRAS else name
         line = f"logging to {name} needs its package; pip install {package}"
         raise UserError(line, code="missing-package")
-    PartialState()  # without it, log messages of the trackers raise
     return LOGGER_TYPE_TO_CLASS[name]
 
 

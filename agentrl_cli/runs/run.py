@@ -54,6 +54,9 @@ MAX_FILES = 50  # uncommitted ones in meta.json
 class Logger(ABC):
     """A destination of metrics and episodes in addition to the files of the run."""
 
+    def check(self) -> None:
+        """Raise UserError if a package is missing, before anything is built."""
+
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Prepare for logging, before the first step of a new or resumed run."""
 
@@ -83,20 +86,13 @@ class Run:
         """Create the folder of a new run. Raises UserError if it exists or cannot be written."""
         from omegaconf import OmegaConf
 
-        letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
-        what = f"{cfg.choices.env}-{cfg.choices.algo}-{cfg.choices.model}"
-        new_name = f"{datetime.now():%Y-%m-%d}_{what}_s{cfg.seed}_{letters}"
-        folder = Path(cfg.runs) / (cfg.name or new_name)
-        if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
-            line = f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -"
-            raise UserError(line, code="invalid-name")
+        folder = cls.new_folder(cfg)
         with files.explain_write_errors(folder, "choose another place with runs="):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 folder.mkdir()
-            except FileExistsError:
-                line = f"run folder '{folder}' exists; choose another name="
-                raise UserError(line, code="run-exists") from None
+            except FileExistsError:  # created since
+                raise _run_exists(folder) from None
             meta = {
                 "version": 1,
                 "status": "started",
@@ -119,6 +115,21 @@ class Run:
                 shutil.rmtree(folder)
                 raise
         return cls(folder)
+
+    @staticmethod
+    def new_folder(cfg: DictConfig) -> Path:
+        """Return the folder of a new run. Raises UserError if it cannot be created."""
+        letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
+        what = f"{cfg.choices.env}-{cfg.choices.algo}-{cfg.choices.model}"
+        new_name = f"{datetime.now():%Y-%m-%d}_{what}_s{cfg.seed}_{letters}"
+        folder = Path(cfg.runs) / (cfg.name or new_name)
+        if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
+            line = f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -"
+            raise UserError(line, code="invalid-name")
+        if files.is_folder(folder):
+            raise _run_exists(folder)
+        files.require_no_file(folder)
+        return folder
 
     @property
     def name(self) -> str:
@@ -399,6 +410,10 @@ def read_meta(file: Path) -> dict[str, Any]:
 def now() -> str:
     """Return the current time in ISO format."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _run_exists(folder: Path) -> UserError:
+    return UserError(f"run folder '{folder}' exists; choose another name=", code="run-exists")
 
 
 def is_folder_name(name: str) -> bool:

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.cli.environment import check_contract
+from agentrl_cli.cli.train import start
+from agentrl_cli.config.compose import build, check, compose
 from tests.builders.command_line import agentrl
-from tests.builders.runs import SMALL, Agentrl, folders
+from tests.builders.errors import user_error
+from tests.builders.runs import SMALL, Agentrl, folders, settings
 
 SOURCE = """
 from dataclasses import dataclass
@@ -98,3 +102,28 @@ def test_code_in_the_working_folder_is_found(tmp_path: Path, agentrl: Agentrl):
     listed = ["play", "env=mine", "--task", "test-1", "--config-dir", str(groups)]
     done = agentrl(*listed, stdin="yes\n", program=["-c", code])
     assert done.returncode == 0 and "success, reward 1" in done.stdout, done.stderr
+
+
+DRY = {  # settings that train refuses, too
+    "name=a/b": "invalid-name", "name=there": "run-exists", "logger=mlflow": "missing-package",
+    f"runs={__file__}": "not-a-folder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("override", DRY)
+def test_dry_refuses_as_train_does(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])  # as where none is there
+    (tmp_path / "there").mkdir()
+    small = settings(tmp_path, "grpo", "it", override)
+    for dry in (True, False):
+        with user_error(DRY[override]):
+            start(small, config_dir=folders(tmp_path), dry=dry)
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "wiki"])
+def test_dry_accepts_fewer_turns_than_the_expert_needs(env: str):
+    cfg = check(compose([f"env={env}", "env.max_turns=4", "algo=grpo"]))
+    assert check_contract(build(cfg.env), expert=False) == "kept"
+    with user_error("contract"):
+        check_contract(build(cfg.env))
