@@ -30,19 +30,19 @@ def explain_write_errors(
         yield
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTDIR):
-            require_no_file(folder)
+            require_no_file(folder, instead)
         reason = error.strerror or str(error)
         first = "make it writable" if error.errno in FORBIDDEN else "free space there"
         message = f"'{folder}' cannot be written ({reason}); {first} or {instead}"
         raise UserError(message, code="not-writable") from error
 
 
-def require_no_file(folder: Path) -> None:
+def require_no_file(folder: Path, instead: str = "name a folder") -> None:
     """Raise UserError if a file stands in the place of the folder or of one that holds it."""
     for place in (folder, *folder.parents):
         if is_file(place):
             line = f"'{folder}' cannot be written, because '{place}' is a file"
-            raise UserError(f"{line}; name a folder", code="not-a-folder")
+            raise UserError(f"{line}; {instead}", code="not-a-folder")
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
+from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import Message, derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
@@ -305,6 +306,8 @@ def _local_model(path: str, device: str) -> tuple[Any, Any]:
     """Return the model, without the generation settings of its folder, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+    if not files.is_folder(Path(path)):
+        prepare_hub()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(

@@ -22,6 +22,7 @@ from transformers.utils import logging
 from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.fetch import explain_read_errors, find_model
 from agentrl_cli.models.forward import Module, causal_lm, vocabulary_head
@@ -170,7 +171,10 @@ def _read_config(source: str | Path) -> Any:
 
 def _safely(source: str | Path) -> dict[str, Any]:
     """Return options that run no code of the source, and download nothing if it is a folder."""
-    return {"trust_remote_code": False, "local_files_only": Path(source).exists()}
+    is_local = Path(source).exists()
+    if not is_local:
+        prepare_hub()
+    return {"trust_remote_code": False, "local_files_only": is_local}
 
 
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -128,7 +128,7 @@ class Run:
             raise UserError(line, code="invalid-name")
         if files.is_folder(folder):
             raise _run_exists(folder)
-        files.require_no_file(folder)
+        files.require_no_file(folder, "choose another place with runs=")
         return folder
 
     @property

@@ -157,7 +157,7 @@ def test_nonempty_target_is_refused(run: Run, tmp_path: Path):
     for taken in (full, file):
         with user_error("exists", f"'{taken}'"):
             export(str(run.folder), taken)
-    with user_error("not-writable", f"'{file}/below'"):
+    with user_error("not-a-folder", f"'{file}/below'"):
         export(str(run.folder), file / "below")
     assert [path.read_text() for path in (file, full / "mine")] == ["mine", "mine"]
     assert sorted(tmp_path.iterdir()) == [file, full] and len(list(full.iterdir())) == 1

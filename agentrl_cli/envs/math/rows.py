@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.answers import boxed
 
@@ -130,6 +131,8 @@ def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
         else:
             from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
+            if not path.is_dir():
+                prepare_hub()
             name, _, config = data.partition(":")
             splits = load_dataset(name, config or None)
         return {name: list(enumerate(rows, start=1)) for name, rows in splits.items()}
