@@ -109,6 +109,9 @@ def main(
     ] = False,
 ) -> None:
     """Train and compare LLM agents beyond plain policy gradients."""
+    if sys.flags.optimize > 1:
+        line = "Transformers needs docstrings, which python -OO (PYTHONOPTIMIZE=2) removes"
+        raise UserError(f"{line}; leave it out, or take python -O", code="no-docstrings")
     # last, so that a file in the working folder cannot replace an installed package
     sys.path += [] if os.getcwd() in sys.path else [os.getcwd()]
     # Spinning threads make a tiny model ten times slower on a machine with other work.

@@ -101,10 +101,10 @@ def read_jsonl(file: Path) -> list[Any]:
 
 
 def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
-    """Return the readable lines of a file and the number of unreadable ones. An incomplete last
-    line is ignored, since a running process may be writing it."""
+    """Return the readable lines of a file and the number of unreadable ones. Blank lines and an
+    incomplete last line are ignored, since a running process may be writing it."""
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        lines = [line for line in file.read_bytes().split(b"\n")[:-1] if line.strip()]
     except OSError as error:
         message = f"'{file}' cannot be read ({error.strerror}); check the name"
         raise UserError(message, code="unreadable-file") from None

@@ -45,7 +45,7 @@ def fingerprint(file: str | None) -> str | None:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file without trailing blank ones. Raises UserError without lines."""
+    """Return the lines of a file without trailing blank ones. Raises UserError if all are blank."""
     try:
         if file.exists() and not file.is_file():  # a device may never end
             raise OSError(0, "not a file")
@@ -65,10 +65,12 @@ def read_demos(
 ) -> list[Episode]:
     """Return the demonstrations with token ids. Raises UserError with number and reason of each
     invalid line. With `skip_invalid` these are reported on stderr and skipped, unless all are
-    invalid."""
+    invalid. Blank lines are skipped."""
     good: list[Episode] = []
     bad: list[str] = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             good.append(reader.read(line, number))
         except InvalidDemo as reason:

@@ -159,6 +159,8 @@ def read_episodes(path: Path, count: int) -> list[Episode]:
         line = f"cannot read episodes from {path} ({error.strerror})"
         raise UserError(line, code="cannot-read") from error
     for number, line in enumerate(kept, skipped + 1):
+        if not line.strip():
+            continue
         try:
             episodes.append(Episode.from_json(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

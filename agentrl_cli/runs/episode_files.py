@@ -51,7 +51,7 @@ def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
         with file.open("rb") as lines:
             for line in lines:
                 other = line.startswith(LINE_START) and not line.startswith(wanted)
-                if not other and line.endswith(b"\n"):
+                if not other and line.endswith(b"\n") and line.strip():
                     entry = _entry(json.loads(line), start, len(line))
                     if entry.id.startswith(ref):
                         yield entry

@@ -151,3 +151,9 @@ def test_zip_contains_the_report_only(agentrl: Agentrl, grid: Path):
     assert {f"report/{link}" for link in links} < set(names) and "report/curves-1.svg" in names
     assert not any("gone" in name for name in names)
     assert (grid / "report" / "my-gone.svg").exists()
+
+
+@pytest.mark.parametrize(("option", "code"), [("-O", 0), ("-OO", 2)])
+def test_python_without_docstrings_is_refused(agentrl: Agentrl, option: str, code: int):
+    done = agentrl("grade", "1", "1", program=(option, "-m", "agentrl_cli.cli"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, code // 2)

@@ -139,6 +139,11 @@ def test_invalid_lines_are_skipped_only_on_request(
     assert len(lines) == 11 and lines[-1].startswith("15 ")
 
 
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path):
+    found = read(written(tmp_path, row(*GOOD), "", "  ", row(*GOOD)))
+    assert [episode.id for episode in found] == ["line-000001", "line-000004"]
+
+
 @pytest.mark.parametrize("skip_invalid", [False, True])
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_empty_file_is_refused(tmp_path: Path, text: str, skip_invalid: bool):

@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.report.episode import find_episode, render
+from agentrl_cli.rollout.replay_buffer import read_episodes
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.run import Run
 from tests.builders.errors import user_error
@@ -54,6 +55,13 @@ def test_search_skips_other_and_cut_lines(file: Path):
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
     with user_error("not-episodes", file):
         list(episode_files.search(file))
+
+
+def test_blank_lines_are_skipped(file: Path):
+    first, second = episode_files.read_all(file)
+    file.write_text(file.read_text().replace("\n", "\n\n \n"))
+    assert episode_files.read_all(file) == read_episodes(file, 9) == [first, second]
+    assert [episode_files.read(file, e) for e in episode_files.search(file)] == [first, second]
 
 
 def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
