@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -149,7 +150,8 @@ class TrackerLogger(Fallible):
 @dataclass(kw_only=True)
 class WandbLogger(Fallible):
     """Log metrics, the configuration and tables of episodes to Weights & Biases. Tags are the
-    chosen options, and the runs of a sweep form a group. A resumed run continues its page. If W&B
+    chosen options, and the runs of a sweep form a group. WANDB_TAGS, WANDB_RUN_GROUP and
+    WANDB_NOTES are respected. A resumed run continues its page, and its steps in W&B. If W&B
     does not respond within `timeout` seconds at the start, the run is logged offline; failures
     after that do not stop it. `writers` create the artifacts, each in a new folder."""
 
@@ -164,7 +166,11 @@ class WandbLogger(Fallible):
         list[Literal["model", "report"]],
         Field(description="Uploaded at the end of a completed run: model, report."),
     ] = field(default_factory=list)
+    tags: Annotated[
+        list[str], Field(description="Further tags, in addition to the options and WANDB_TAGS.")
+    ] = field(default_factory=list)
     run: Run | None = field(default=None, init=False)
+    next_step: int = field(default=0, init=False)
     writers: dict[str, Callable[[Path], object]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -191,6 +197,8 @@ class WandbLogger(Fallible):
             echo(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
             self._open(run, cfg, "offline")
         self.client.define_metric("*", step_metric="step")
+        sent = run.meta.get("wandb_steps", 2 * files.count_lines(run.metrics_file))
+        self.next_step = max(sent if run.meta["wandb_id"] else 0, self.client.step)
         run.update_meta(wandb_id=self.client.id)
 
     def _open(self, run: Run, cfg: DictConfig, mode: Any) -> None:
@@ -199,14 +207,16 @@ class WandbLogger(Fallible):
 
         config: Any = OmegaConf.to_container(cfg, resolve=True)
         identity = run.meta["wandb_id"]
+        tags = [str(cfg.choices[group]) for group in TAGS if cfg.choices.get(group)]
+        tags += [*self.tags, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))]
         settings = wandb.Settings(
             console="off", quiet=True, init_timeout=self.timeout, finish_timeout=self.timeout,
             finish_timeout_raises=True,
         )  # fmt: skip
         self.client = wandb.init(
             project=self.project, entity=self.entity, mode=mode, name=run.name,
-            group=sweep_of(run), job_type="train",
-            tags=[str(cfg.choices[group]) for group in TAGS if cfg.choices.get(group)],
+            group=os.environ.get("WANDB_RUN_GROUP") or sweep_of(run), job_type="train",
+            tags=list(dict.fromkeys(tags)),
             id=identity, resume="allow" if identity else None, dir=str(run.folder), config=config,
             settings=settings,
         )  # fmt: skip
@@ -225,7 +235,12 @@ class WandbLogger(Fallible):
             self._send({"step": step, f"episodes/{kind}": table})
 
     def _send(self, values: dict[str, Any]) -> None:
-        self._try(partial(self.client.log, values), "wandb", ", no episodes are sent")
+        """Log at the next step of W&B. It is stored first, so that a resumed run, also after a
+        kill, never uses a step again: W&B would drop those values."""
+        step, self.next_step = self.next_step, self.next_step + 1
+        if self.run is not None:
+            self.run.update_meta(wandb_steps=self.next_step)
+        self._try(partial(self.client.log, values, step=step), "wandb", ", no episodes are sent")
 
     def finish(self, status: str) -> None:
         """Upload the artifacts of a completed run and close the page. Print the command that sends
