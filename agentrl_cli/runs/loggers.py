@@ -216,7 +216,7 @@ class WandbLogger(Fallible):
         self.client = wandb.init(
             project=self.project, entity=self.entity, mode=mode, name=run.name,
             group=os.environ.get("WANDB_RUN_GROUP") or sweep_of(run), job_type="train",
-            tags=list(dict.fromkeys(tags)),
+            tags=list(dict.fromkeys(tags)), notes=os.environ.get("WANDB_NOTES"),
             id=identity, resume="allow" if identity else None, dir=str(run.folder), config=config,
             settings=settings,
         )  # fmt: skip
