@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 SHOWN_METRICS = (
     "reward/*", "episodes/success", "episodes/error_rate", "*/loss", "*/match", "eval/*_success",
 )  # fmt: skip
+TABLES = ("episodes/train", "episodes/eval")  # keys of tables in W&B
+BLOCK, HEADER = 32768, 7  # bytes of a block and of a header in a .wandb file
 HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
 SWEEP_FOLDER = ".multirun"  # next to the runs of a sweep
@@ -151,9 +155,10 @@ class TrackerLogger(Fallible):
 class WandbLogger(Fallible):
     """Log metrics, the configuration and tables of episodes to Weights & Biases. Tags are the
     chosen options, and the runs of a sweep form a group. WANDB_TAGS, WANDB_RUN_GROUP and
-    WANDB_NOTES are respected. A resumed run continues its page, and its steps in W&B. If W&B
-    does not respond within `timeout` seconds at the start, the run is logged offline; failures
-    after that do not stop it. `writers` create the artifacts, each in a new folder."""
+    WANDB_NOTES are respected. A resumed run continues its page, and its steps in W&B. It sends the
+    rows of metrics.jsonl that a killed process lost, and no row twice. If W&B does not respond
+    within `timeout` seconds at the start, the run is logged offline; failures after that do not
+    stop it. `writers` create the artifacts, each in a new folder."""
 
     project: Annotated[str, Field(description="Project in W&B.")]
     entity: Annotated[str | None, Field(description="User or team. null: the default one.")]
@@ -171,6 +176,7 @@ class WandbLogger(Fallible):
     ] = field(default_factory=list)
     run: Run | None = field(default=None, init=False)
     next_step: int = field(default=0, init=False)
+    sent: Counter[tuple[int, str]] = field(default_factory=Counter, init=False, repr=False)
     writers: dict[str, Callable[[Path], object]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -187,6 +193,7 @@ class WandbLogger(Fallible):
 
         self.check()
         self.run = run
+        earlier = list(run.folder.glob("wandb/*run-*/run-*.wandb"))
         began = time.monotonic()
         try:
             self._open(run, cfg, self.mode)
@@ -199,7 +206,14 @@ class WandbLogger(Fallible):
         self.client.define_metric("*", step_metric="step")
         sent = run.meta.get("wandb_steps", 2 * files.count_lines(run.metrics_file))
         self.next_step = max(sent if run.meta["wandb_id"] else 0, self.client.step)
-        run.update_meta(wandb_id=self.client.id)
+        sessions = run.meta.get("wandb_sessions", int(run.meta["wandb_id"] is not None))
+        run.update_meta(wandb_id=self.client.id, wandb_sessions=sessions + 1)
+        if len(earlier) < sessions:  # `wandb clean` deletes what was uploaded
+            return
+        self.sent = Counter(row_key(row) for file in earlier for row in stored_rows(file))
+        for row in run.readable_metrics()[0]:
+            row.pop("time/timestamp", None)
+            self.log(row.pop("step"), {k: v for k, v in row.items() if v is not None})
 
     def _open(self, run: Run, cfg: DictConfig, mode: Any) -> None:
         import wandb
@@ -235,8 +249,12 @@ class WandbLogger(Fallible):
             self._send({"step": step, f"episodes/{kind}": table})
 
     def _send(self, values: dict[str, Any]) -> None:
-        """Log at the next step of W&B. It is stored first, so that a resumed run, also after a
-        kill, never uses a step again: W&B would drop those values."""
+        """Log at the next step of W&B, unless an earlier process sent the row. The step is stored
+        first, so that a resumed run, also after a kill, never uses it again: W&B would drop those
+        values."""
+        if self.sent[key := row_key(values)] > 0:
+            self.sent[key] -= 1
+            return
         step, self.next_step = self.next_step, self.next_step + 1
         if self.run is not None:
             self.run.update_meta(wandb_steps=self.next_step)
@@ -271,6 +289,38 @@ class WandbLogger(Fallible):
                 self.client.log_artifact(artifact, aliases=["latest", f"step-{step}"])
         except Exception as error:  # of W&B, the disk, or a model that cannot be merged
             echo(f"wandb does not get the {name} ({_first_line(error)})", err=True)
+
+
+def row_key(values: dict[str, Any]) -> tuple[int, str]:
+    """Return the step of a row in W&B and the name of its table, or "" for metrics."""
+    return values["step"], next((name for name in TABLES if name in values), "")
+
+
+def stored_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a .wandb file, up to its end or the first damage. The file has a header and
+    then the log format of LevelDB: records in parts, in blocks of 32 KiB."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, record = file.read_bytes(), HEADER, b""
+    while at + HEADER <= len(data):
+        if (rest := BLOCK - at % BLOCK) < HEADER:
+            at += rest
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        at += HEADER + size
+        if at > len(data):
+            return
+        record += data[at - size : at]
+        if kind in (1, 4):  # a whole record, or its last part
+            try:
+                items = Record.FromString(record).history.item
+                row = {[*x.nested_key, x.key][0]: json.loads(x.value_json) for x in items}
+            except (DecodeError, ValueError):
+                return
+            if isinstance(row.get("step"), int):
+                yield row
+            record = b""
 
 
 def tracker_class(name: str) -> type[GeneralTracker]:

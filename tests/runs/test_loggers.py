@@ -16,12 +16,14 @@ from omegaconf import DictConfig
 
 from agentrl_cli.cli.export import export
 from agentrl_cli.config.compose import build, compose
+from agentrl_cli.core import files
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.runs.loggers import (
     Console,
     TrackerLogger,
     WandbLogger,
+    stored_rows,
     turn_rows,
 )
 from agentrl_cli.runs.run import Run
@@ -138,54 +140,41 @@ def test_wandb_keeps_its_run_id_on_resume(tmp_path: Path):
     assert all(first in file.name for file in run.folder.glob("wandb/offline-run-*/run-*.wandb"))
 
 
-def wandb_records(file: Path) -> list[Any]:
-    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, records, part = file.read_bytes(), 7, [], b""
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        part += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            records.append(Record.FromString(part))
-            part = b""
-    return records
-
-
 @pytest.mark.wandb
 @pytest.mark.usefixtures("offline")
-def test_wandb_steps_continue_in_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_gets_every_row_once_over_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"TAGS": "a,b", "RUN_GROUP": "seeds", "NOTES": "why"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     run, cfg = new_run(tmp_path)
-    for step in (1, 2, 3):
-        run = Run(run.folder)
+    sessions: list[list[dict[str, Any]]] = []
+    for checkpoint, steps in ((0, (1, 2, 3, 4)), (4, (5, 6, 7)), (5, (6, 7, 8))):
+        files.truncate(run.metrics_file, checkpoint)
+        run, before = Run(run.folder), wandb_files(run)
         logger = wandb_logger()
         logger.tags = ["mine"]
         with run.track():
             run.attach([logger], cfg)
-            run.log(step, {"reward/mean": step / 4})
-            run.write_episodes("train", step, [episode()])
-    wandb.teardown()
-    found = [
-        record
-        for file in sorted(run.folder.glob("wandb/offline-run-*/*.wandb"))
-        for record in wandb_records(file)
-    ]
-    rows = [record.history for record in found if record.HasField("history")]
-    rows.sort(key=lambda row: row.step.num)  # files of one second have no order by name
-    assert [row.step.num for row in rows] == list(range(6))
-    keys = [
-        {item.key or ".".join(item.nested_key): item.value_json for item in r.item} for r in rows
-    ]
-    assert [json.loads(row["reward/mean"]) for row in keys[::2]] == [0.25, 0.5, 0.75]
-    about = next(record.run for record in found if record.HasField("run"))
-    assert (about.run_group, about.notes) == ("seeds", "why")
-    assert {"a", "b", "mine", "nlac"} <= set(about.tags)
+            for step in steps:
+                run.log(step, {"reward/mean": step / 4, "policy/kl": float("nan")})
+                run.write_episodes("train", step, [episode()])
+        wandb.teardown()
+        (stored,) = wandb_files(run) - before
+        if not sessions:  # a killed process loses the last rows, and may cut a record
+            content = stored.read_bytes()
+            assert all(word in content for word in (b"seeds", b"why", b"mine", b"nlac"))
+            stored.write_bytes(content[: content.rindex(b"reward/mean") + 4])
+        sessions.append(list(stored_rows(stored)))
+    found = [row for rows in sessions for row in rows]
+    metrics = [row for row in found if "reward/mean" in row]
+    assert [row["step"] for row in metrics] == list(range(1, 9))
+    assert [row["reward/mean"] for row in metrics] == [r["reward/mean"] for r in run.metrics()]
+    assert [len(rows) for rows in sessions] == [6, 7, 2]
+    numbers = [row["_step"] for row in found]
+    assert numbers == sorted({*numbers})
+
+
+def wandb_files(run: Run) -> set[Path]:
+    return set(run.folder.glob("wandb/offline-run-*/*.wandb"))
 
 
 def configured(name: str) -> TrackerLogger:
