@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -281,7 +282,7 @@ class Chat:
         """Return a message for the template, with the names of tokens marked as plain text."""
         names = self._in_answer if role == "assistant" else self._in_text
         row = {"role": _mark(role, names), "content": _mark(content, names)}
-        return {**row, "tool_calls": _mark(json.loads(calls), names)} if calls else row
+        return {**row, "tool_calls": _mark(_parsed_calls(calls), names)} if calls else row
 
 
 def _in_time(call: Callable[[], Result]) -> Result:
@@ -304,6 +305,18 @@ def _in_time(call: Callable[[], Result]) -> Result:
 
 def _key(messages: Sequence[Message]) -> Key:
     return tuple((m.role, m.content, _dump(m.tool_calls)) for m in messages)
+
+
+def _parsed_calls(calls: str) -> list[dict[str, Any]]:
+    """Return tool calls with their arguments as objects. OpenAI's format has them as JSON in a
+    text, which most templates would quote again."""
+    rows: list[dict[str, Any]] = json.loads(calls)
+    for row in rows:
+        function = row.get("function", row)
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError, RecursionError):
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+    return rows
 
 
 def _dump(rows: Sequence[dict[str, Any]]) -> str:

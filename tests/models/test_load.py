@@ -134,7 +134,8 @@ def test_unknown_options_are_refused(model_folder, tmp_path):
     refuse(tmp_path / "nowhere", "missing-file")
     refuse("tiny", "unknown-option", weights="nowhere")
     refuse(model_folder, "unknown-option", dtype="int3")
-    refuse(model_folder, "unreadable-model", attention="nonsense")
+    for attention in ("nonsense", "flash_attention_2"):
+        refuse(model_folder, "bad-attention", attention=attention)
     lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])
     refuse(model_folder, "no-lora-target", lora=lora)
 
@@ -169,7 +170,3 @@ def test_adapter_of_other_rank_is_refused(model_folder, tmp_path):
         fresh.load(tmp_path)
     assert caught.value.code == "other-rank"
     assert fresh.fingerprint("policy") == before
-
-
-def test_attention_without_its_package_is_named(model_folder):
-    refuse(model_folder, "bad-attention", attention="flash_attention_2")

@@ -3,6 +3,7 @@ is trained and where a turn ends. The templates are those that the wheel of TRL 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ from tokenizers import AddedToken
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.envs.tau.actions import RESPOND, parse
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.template import give_template
-from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.chat_template import TODAY, Chat
+from tests.builders.errors import user_error
 from tests.builders.models import build, model_config
+from tests.builders.tau import services, tau_env
 from tests.builders.tiny_models import CHATML, tiny_model, tiny_tokenizer
+
+__all__ = ["services"]
 
 FOLDER = Path(__file__).parent / "templates"
 TOOL = {
@@ -48,6 +54,7 @@ FAMILIES = {
     "qwen2_5": Family("qwen2_5", QWEN),
     "qwen3": Family("qwen3", QWEN, settings={"chat_template": "qwen3"}),
     "qwen3_instruct_2507": Family("qwen3_instruct_2507", QWEN),
+    "hermes": Family("hermes", QWEN),
     "llama3": Family("llama3", LLAMA, tools=False),
     "llama3_1": Family("llama3_1", LLAMA),
     "gemma": Family(
@@ -107,6 +114,50 @@ def test_qwen3s_own_template_drops_thoughts_and_is_refused():
 def test_gemma_knows_no_system_turn_and_says_so():
     with pytest.raises(UserError, match=r"model\.system_role=user"):
         encoded(chat_of(FAMILIES["gemma"], {}), FAMILIES["gemma"])
+
+
+@pytest.mark.parametrize("domain", ["mini", "retail"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tools])
+def test_tool_calls_encode_as_the_whole_dialogue(name: str, domain: str, services: Path):
+    chat = chat_of(FAMILIES[name])
+    env = tau_env(domain, services if domain == "retail" else None, actions="native")
+    task = env.tasks("train")[0]
+    shown = [Message("system", env.system()), *env.reset(task, 0)]
+    turns: list[Turn] = []
+    history, rows, step = [*shown], [{"role": m.role, "content": m.content} for m in shown], None
+    for text in env.expert(task) or ():
+        action = parse(text, "native", env.domain_data.tools)
+        said, row = Message("assistant", text), {"role": "assistant", "content": text}
+        if action.name != RESPOND:
+            if name == "llama3_1":  # its template asks for this form
+                text = json.dumps({"name": action.name, "parameters": action.arguments})
+            call = {"name": action.name, "arguments": action.arguments}
+            row |= {"content": "", "tool_calls": [{"type": "function", "function": call}]}
+            call = {**call, "arguments": json.dumps(action.arguments)}  # as OpenAI writes it
+            said = Message("assistant", "", ({"type": "function", "function": call},))
+        turns.append(Turn(shown, text, [], [], []))
+        step = env.step(text)
+        shown = step.messages
+        history += [said, *shown]
+        rows += [row, *({"role": m.role, "content": m.content} for m in shown)]
+    assert step is not None and step.info["success"]
+    assert sum("tool_calls" in row for row in rows) > 1
+    ids = [i for turn in chat.encode_turns(turns, env.tools)
+           for i in (*turn.observation_ids, *turn.action_ids)]  # fmt: skip
+    ids += chat.extend(shown, ids[-1], env.tools)
+    options: Any = {"tools": env.tools, "date_string": TODAY, "add_generation_prompt": True}
+    text = str(chat.tokenizer.apply_chat_template(rows, tokenize=False, **options))
+    assert ids == chat.tokenizer.encode(text, add_special_tokens=False)
+    assert ids == chat.start(history, env.tools)
+
+
+def test_hermes_own_template_changes_tool_answers_and_is_refused():
+    chat = chat_of(FAMILIES["hermes"])
+    end = "'\\n</tool_response>'"
+    text = str(chat.tokenizer.chat_template)
+    chat.tokenizer.chat_template = text.replace(end, f"({end} ~ ('' if loop.last else '\\n'))")
+    with user_error("unstable-template"):
+        Chat(chat.tokenizer).check([TOOL])
 
 
 @pytest.mark.parametrize(
