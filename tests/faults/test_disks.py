@@ -148,7 +148,7 @@ def test_writing_to_read_only_folder_is_refused(run: Run, tmp_path: Path):
         refused(agentrl("export", name, f"{place}/out"), f"'{place}/out' {reason} give another")
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["play", "env=courier"]])
+@pytest.mark.parametrize("arguments", [["list"], ["--help"]])
 def test_lost_output_is_one_line(arguments: list[str], tmp_path: Path):
     command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
     with Path("/dev/full").open("w") as full:
@@ -163,7 +163,7 @@ def test_run_without_output_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Path("/dev/full").open("w", buffering=1) as full:
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, full)
-        run = trained(tmp_path, "sft", "it")
+        run = trained(tmp_path, "sft", "it", "steps=1", "algo.optimizer.decay_steps=1")
         monkeypatch.undo()
         assert run.is_done
         with suppress(OSError):
