@@ -300,8 +300,9 @@ def stored_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a .wandb file, up to its end or the first damage. The file has a header and
     then the log format of LevelDB: records in parts, in blocks of 32 KiB."""
     from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
 
+    parse: Any = wandb_internal_pb2.Record.FromString  # pyright: ignore[reportAttributeAccessIssue]
     data, at, record = file.read_bytes(), HEADER, b""
     while at + HEADER <= len(data):
         if (rest := BLOCK - at % BLOCK) < HEADER:
@@ -314,7 +315,7 @@ def stored_rows(file: Path) -> Iterator[dict[str, Any]]:
         record += data[at - size : at]
         if kind in (1, 4):  # a whole record, or its last part
             try:
-                items = Record.FromString(record).history.item
+                items = parse(record).history.item
                 row = {[*x.nested_key, x.key][0]: json.loads(x.value_json) for x in items}
             except (DecodeError, ValueError):
                 return

@@ -18,6 +18,7 @@ from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.template import give_template
 from agentrl_cli.rollout.chat_template import TODAY, Chat
+from tests.builders.critics import Weights
 from tests.builders.errors import user_error
 from tests.builders.models import build, model_config
 from tests.builders.tau import services, tau_env
@@ -182,8 +183,8 @@ def test_generation_stops_at_every_end_token(tmp_path: Path, name: str, ends: li
     models = build(tmp_path)
     chat = Chat(models.tokenizer, models.end_ids)
     assert set(chat.stop_ids) == set(found) and set(chat.ends) == set(ends)
-    assert set(Chat(models.tokenizer).stop_ids) == {tokenizer.eos_token_id}
-    generator = HFGenerator(models=models, max_batch=64, cache_tokens=1000)
+    assert Chat(models.tokenizer).stop_ids == (tokenizer.eos_token_id,)
+    generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=1000)
     sampling = Sampling(max_tokens=40, temperature=2.0, stop_ids=chat.stop_ids, n=64)
     (completions,) = generator.generate([chat.start([Message("user", "Hi.")])], [0], sampling)
     last = {c.ids[-1] for c in completions if c.finish_reason == "stop"}
