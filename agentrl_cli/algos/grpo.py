@@ -9,9 +9,10 @@ The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
 
     L = - mean_t min(r_t A, clip(r_t, 1 - eps, 1 + eps) A) + kl_coef KL(pi || pi_ref)
 
-Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
-episode. Episodes with advantage 0 are skipped, in the KL too. Left out: process rewards, except for
-`frozen_forecast`, which adds `coef` times the gain of forecasts (frozen_forecast.py) to each turn.
+Our choices, each a setting: the loss is a mean over all trained tokens of an optimizer step instead
+of a mean per episode (`loss_type`). Episodes with advantage 0 are skipped, in the KL too
+(`skip_zero_advantages`). Left out: process rewards, except for `frozen_forecast`, which adds `coef`
+times the gain of forecasts (frozen_forecast.py) to each turn.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.base import Algorithm, Phase, trained_tokens
 from agentrl_cli.algos.frozen_forecast import REFERENCE, add_forecast_gains, forecast_tokens
 from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
@@ -44,7 +45,9 @@ class GRPO(GRPOConfig, Algorithm):
         """Yield one phase on all episodes with an advantage."""
         played = [e for e in episodes if not e.error]
         rewards, groups = [e.reward for e in played], [e.group for e in played]
-        advantages = group_advantages(rewards, groups, self.normalise_advantages)
+        advantages = group_advantages(
+            rewards, groups, self.normalise_advantages, self.advantage_std
+        )
         metrics, coef = {}, 0.0
         if self.frozen_forecast:
             metrics = add_forecast_gains(self.context, self.frozen_forecast, played)
@@ -53,8 +56,8 @@ class GRPO(GRPOConfig, Algorithm):
         for episode, advantage in zip(played, advantages, strict=True):
             for turn in episode.turns:
                 turn.info["advantage"] = advantage + coef * turn.info.get("forecast_gain", 0.0)
-            if any(turn.info["advantage"] for turn in episode.turns):
-                samples += episode_samples(episode, turn_advantage)
+            if not self.skip_zero_advantages or any(t.info["advantage"] for t in episode.turns):
+                samples += self._samples(episode)
         models = self.context.models
         add_logprobs(models.forward("policy"), samples, "old_logprob")
         if self.kl_coef:
@@ -62,13 +65,29 @@ class GRPO(GRPOConfig, Algorithm):
         zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs,
-            minibatch_tokens=self.minibatch_tokens,
+            minibatch_tokens=self.minibatch_tokens, units=self.units,
             metrics={"reward/frac_zero_std": zero_std} | metrics,
         )  # fmt: skip
+
+    def _samples(self, episode: Episode) -> list[Sample]:
+        """Return the episode's samples. If each episode counts as one, field `share` is each
+        token's share of it."""
+        samples = episode_samples(episode, turn_advantage)
+        if self.loss_type == "grpo":
+            tokens = sum(map(trained_tokens, samples))
+            for sample in samples:
+                sample.per_token["share"] = [trained / tokens for trained in sample.mask]
+        return samples
+
+    def units(self, sample: Sample) -> float:
+        """Return the unit of the loss: trained tokens, or the share of an episode."""
+        share = sample.per_token.get("share")
+        return trained_tokens(sample) if share is None else sum(share)
 
     def extra_prompt_tokens(self) -> int:
         return forecast_tokens(self.context, self.frozen_forecast)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the clipped surrogate plus the KL penalty."""
-        return with_kl(clipped_ratio(outputs, batch, self.clip_eps), outputs, batch, self.kl_coef)
+        surrogate = clipped_ratio(outputs, batch, self.clip_eps, self.clip_eps_high)
+        return with_kl(surrogate, outputs, batch, self.kl_coef)

@@ -44,16 +44,23 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> L
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-def clipped_ratio(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
+def clipped_ratio(
+    outputs: Outputs, batch: Batch, clip_eps: float, clip_eps_high: float | None = None
+) -> Loss:
     """Return PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
-    Fields: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
+    Fields: `advantage`, `old_logprob` (the policy's before the update, at temperature 1) and, if
+    tokens do not count equally, `share`.
     """
     log_ratio = (outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask
-    loss, metrics = _clipped_surrogate(
-        log_ratio, batch.per_token["advantage"], batch.mask, clip_eps
-    )
-    return loss, metrics | {"entropy": outputs.entropy.detach().sum()}
+    advantages, share = batch.per_token["advantage"], token_share(batch)
+    loss, metrics = _clipped_surrogate(log_ratio, advantages, share, clip_eps, clip_eps_high)
+    return loss, metrics | {"entropy": (outputs.entropy.detach() * share).sum()}
+
+
+def token_share(batch: Batch) -> Tensor:
+    """Return the weight of each token in the loss, [batch, tokens]: field `share`, or the mask."""
+    return batch.per_token.get("share", batch.mask)
 
 
 def clipped_turns(
@@ -83,12 +90,14 @@ def clipped_turns(
 
 
 def _clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, weight: Tensor, clip_eps: float
-) -> Loss:
-    """Return -sum(weight * min(r A, clamp(r, 1 - clip_eps, 1 + clip_eps) A)) with r =
-    exp(log_ratio)."""
+    log_ratio: Tensor, advantages: Tensor, weight: Tensor, clip_eps: float,
+    clip_eps_high: float | None = None,
+) -> Loss:  # fmt: skip
+    """Return -sum(weight * min(r A, clamp(r, 1 - clip_eps, 1 + clip_eps_high) A)) with r =
+    exp(log_ratio). `clip_eps_high` defaults to `clip_eps`."""
     ratio = log_ratio.exp()
-    free, clamped = ratio * advantages, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    free, clamped = ratio * advantages, ratio.clamp(1 - clip_eps, 1 + high) * advantages
     surrogate = torch.minimum(free, clamped)
     metrics = {
         "clip_fraction": (clamped < free) * weight,
@@ -103,10 +112,10 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
     """Return KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; Shao
     et al. 2024, GRPO, eq. 4), which is unbiased for tokens that the policy sampled.
 
-    Field: `reference_logprob`.
+    Fields: `reference_logprob`, and `share` as in `clipped_ratio`.
     """
     log_ratio = (batch.per_token["reference_logprob"] - outputs.logprobs) * batch.mask
-    loss = (log_ratio.exp() - 1 - log_ratio).sum()
+    loss = ((log_ratio.exp() - 1 - log_ratio) * token_share(batch)).sum()
     return loss, {"kl": loss.detach()}
 
 
@@ -124,11 +133,12 @@ def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
     return (loss[0] - entropy_coef * outputs.entropy.sum(), loss[1]) if entropy_coef else loss
 
 
-def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
+def value_error(outputs: Outputs, batch: Batch, clip_eps: float, error_of: str = "larger") -> Loss:
     """Return the squared error of the values against field `return`, times field `value_at`.
 
     If `clip_eps` is above 0, values are also clamped to within `clip_eps` of field `old_value`,
-    and the larger of the two errors counts (as in the code of Schulman et al. 2017).
+    and the larger of the two errors counts (as in the code of Schulman et al. 2017). With
+    `error_of="clipped"` the error of the clamped value counts (as in Stable-Baselines3).
     """
     assert outputs.values is not None, "value_error needs ModelSpec.head"
     weight, returns, old = (batch.per_token[name] for name in ("value_at", "return", "old_value"))
@@ -138,7 +148,8 @@ def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
         return loss, {"value_loss": loss.detach()}
     clamped_values = old + (outputs.values - old).clamp(-clip_eps, clip_eps)
     clamped_error = (clamped_values - returns) ** 2
-    loss = (torch.maximum(error, clamped_error) * weight).sum()
+    counted = clamped_error if error_of == "clipped" else torch.maximum(error, clamped_error)
+    loss = (counted * weight).sum()
     clipped = ((clamped_error > error) * weight).sum()
     return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped.detach()}
 
@@ -153,22 +164,34 @@ def bce(outputs: Outputs, batch: Batch) -> Loss:
     return error.sum(), {"accuracy": correct.detach().sum()}
 
 
-def standardise(numbers: list[float]) -> list[float]:
-    """Return the numbers with mean 0 and population standard deviation 1, or 0 if it was 0."""
+def standardise(numbers: list[float], std: str = "population") -> list[float]:
+    """Return the numbers with mean 0 and standard deviation 1, or 0 if it was 0. `std` is
+    `population` or `sample`."""
     mean = statistics.fmean(numbers) if numbers else 0.0
-    std = statistics.pstdev(numbers) if numbers else 0.0
-    return [(number - mean) / (std or 1.0) for number in numbers]
+    deviation = _deviation(numbers, std)
+    return [(number - mean) / (deviation or 1.0) for number in numbers]
 
 
-def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -> list[float]:
-    """Return each reward minus the mean of its group, divided by the group's population standard
-    deviation if `normalise` (Shao et al. 2024, section 4.1). Groups of equal rewards get zeros."""
+def _deviation(numbers: list[float], std: str) -> float:
+    if len(numbers) < 2:
+        return 0.0
+    return statistics.stdev(numbers) if std == "sample" else statistics.pstdev(numbers)
+
+
+def group_advantages(
+    rewards: list[float], groups: list[str], normalise: bool, std: str = "population"
+) -> list[float]:
+    """Return each reward minus the mean of its group, divided by the group's standard deviation if
+    `normalise` (Shao et al. 2024, section 4.1). Groups of equal rewards get zeros. `std` is
+    `population`, or `sample`, to which 1e-4 is added as in TRL."""
     members: dict[str, list[float]] = defaultdict(list)
     for reward, group in zip(rewards, groups, strict=True):
         members[group].append(reward)
     mean = {g: statistics.mean(row) for g, row in members.items()}
-    std = {g: (statistics.pstdev(row) if normalise else 1.0) or 1.0 for g, row in members.items()}
-    return [(r - mean[g]) / std[g] for r, g in zip(rewards, groups, strict=True)]
+    added = 1e-4 if std == "sample" else 0.0
+    std_of = {g: _deviation(row, std) + added if normalise else 1.0 for g, row in members.items()}
+    std_of = {g: deviation or 1.0 for g, deviation in std_of.items()}
+    return [(r - mean[g]) / std_of[g] for r, g in zip(rewards, groups, strict=True)]
 
 
 def gae(

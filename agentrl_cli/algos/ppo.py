@@ -63,7 +63,7 @@ class PPO(PPOConfig, Algorithm):
         samples, estimates = self.estimate_advantages(without_skipped(episodes))
         advantages = [estimate.advantage for estimate in estimates]
         if self.normalise_advantages:
-            advantages = losses.standardise(advantages)
+            advantages = losses.standardise(advantages, self.advantage_std)
         for estimate, advantage in zip(estimates, advantages, strict=True):
             span, per_token = estimate.span, estimate.span.sample.per_token
             for name in ("advantage", "return", "value_at"):
@@ -117,7 +117,9 @@ class PPO(PPOConfig, Algorithm):
     def loss(self, outputs: Outputs, batch: Batch) -> losses.Loss:
         """Return the loss above, or the value error alone during the critic's warm-up."""
         actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip_eps)
-        critic, critic_metrics = losses.value_error(outputs, batch, self.value_clip)
+        critic, critic_metrics = losses.value_error(
+            outputs, batch, self.value_clip, self.value_clip_error
+        )
         both = actor + self.value_coef * critic, actor_metrics | critic_metrics
         anchored = losses.with_kl(both, outputs, batch, self.kl_coef)
         loss, metrics = losses.with_entropy(anchored, outputs, self.entropy_coef)

@@ -30,6 +30,11 @@ CriticWarmup = Annotated[int, Field(ge=0, description="First updates that train 
 NormaliseAdvantages = Annotated[
     bool, Field(description="Scale advantages to mean 0 and deviation 1 over each update.")
 ]
+AdvantageStd = Annotated[
+    Literal["population", "sample"],
+    Field(description="Deviation that advantages are divided by: with n or n - 1. GRPO adds 1e-4 to "
+          "the latter, as TRL does."),
+]  # fmt: skip
 TokensPerStep = Annotated[
     int, Field(ge=0, description="Trained tokens of one optimizer step. 0: one step per epoch.")
 ]
@@ -150,7 +155,21 @@ class GRPOConfig(TrainingConfig):
     normalise_advantages: Annotated[
         bool, Field(description="Divide by the deviation of the group.")
     ]
+    advantage_std: AdvantageStd = "population"
+    skip_zero_advantages: Annotated[
+        bool,
+        Field(description="Leave out episodes with advantage 0, also from the mean and the KL. TRL "
+              "does not."),
+    ] = True  # fmt: skip
+    loss_type: Annotated[
+        Literal["dapo", "grpo"],
+        Field(description="Mean of the loss: over all tokens of a step, or over the tokens of each "
+              "episode and then over episodes."),
+    ] = "dapo"  # fmt: skip
     clip_eps: Clip
+    clip_eps_high: Annotated[
+        float | None, Field(ge=0, description="Clip the ratio to 1 + this. null: to 1 + clip_eps.")
+    ] = None
     kl_coef: KLCoef
     frozen_forecast: Annotated[
         GRPOForecastConfig | None,
@@ -170,8 +189,14 @@ class PPOConfig(TrainingConfig):
     gamma: Discount
     gae_lambda: GAELambda
     normalise_advantages: NormaliseAdvantages
+    advantage_std: AdvantageStd = "population"
     clip_eps: Clip
     value_clip: Annotated[float, Field(ge=0, description="Maximum change of a value. 0: no limit.")]
+    value_clip_error: Annotated[
+        Literal["larger", "clipped"],
+        Field(description="Error with `value_clip`: the larger of those of the free and the clipped "
+              "value, or that of the clipped value, as in Stable-Baselines3."),
+    ] = "larger"  # fmt: skip
     value_coef: Annotated[float, Field(ge=0, description="Weight of the value loss.")]
     critic_warmup: CriticWarmup
     kl_coef: KLCoef
