@@ -233,7 +233,10 @@ def dpo(model_folder: Path) -> Arrays:
         report_to=[], per_device_train_batch_size=3, beta=0.3,
     )  # fmt: skip
     lengths = ((4, 3, 6), (2, 5, 2), (6, 1, 4))
-    rows = [dict(zip(("prompt", "chosen", "rejected"), map(sentence, n), strict=True)) for n in lengths]
+    rows = [
+        {"prompt": sentence(p), "chosen": " " + sentence(c), "rejected": " " + sentence(r)}
+        for p, c, r in lengths
+    ]
     trainer: Any = DPOTrainer(
         model=read_model(model_folder), ref_model=read_model(model_folder, 0.9), args=config,
         processing_class=PreTrainedTokenizerFast.from_pretrained(model_folder),
@@ -264,23 +267,20 @@ def fetch(name: str, url: str, folder: Path, *paths: str) -> None:
 def eto(model_folder: Path) -> Arrays:
     """DPOMultiTrainer of ETO (Song et al. 2024), on trajectories and on single steps. Rows: all
     chosen, then all rejected."""
-    import trl.import_utils  # pyright: ignore[reportMissingImports]
-    import trl.models  # pyright: ignore[reportMissingImports]
-    import trl.trainer.utils  # pyright: ignore[reportMissingImports]
     from trl.experimental.utils import pad_to_length  # pyright: ignore[reportMissingImports]
 
-    missing = {  # in today's TRL, and unused by the loss except for pad_to_length
-        trl.import_utils: ("is_peft_available", "is_wandb_available"),
-        trl.models: ("PreTrainedModelWrapper", "create_reference_model"),
-        trl.trainer.utils: (
+    imported = {  # that today's TRL lacks; the loss uses only pad_to_length
+        "trl.import_utils": ("is_peft_available", "is_wandb_available"),
+        "trl.models": ("PreTrainedModelWrapper", "create_reference_model"),
+        "trl.trainer.utils": (
             "DPODataCollatorWithPadding", "disable_dropout_in_model", "pad_to_length",
             "trl_sanitze_kwargs_for_tagging",
         ),
     }  # fmt: skip
-    for module, names in missing.items():
+    for module, names in imported.items():
         for name in names:
             found = pad_to_length if name == "pad_to_length" else lambda *args, **others: False
-            setattr(module, name, found)
+            setattr(importlib.import_module(module), name, found)
     from fastchat.train.dpo_trainer import DPOMultiTrainer  # pyright: ignore[reportMissingImports]
 
     policy, trainer = read_model(model_folder), DPOMultiTrainer.__new__(DPOMultiTrainer)
@@ -329,7 +329,8 @@ def randomise(head: nn.Module) -> np.ndarray:
     """Draw the weights of a head; return them in the order of their names."""
     named = dict(head.named_parameters())
     for name in sorted(named):
-        named[name].data = torch.from_numpy(rng.normal(size=named[name].shape) * 0.5).float()
+        drawn = rng.normal(size=named[name].shape) * 0.5
+        named[name].data = torch.tensor(drawn, dtype=torch.float32)
     return torch.cat([named[name].data.flatten() for name in sorted(named)]).numpy()
 
 
