@@ -10,11 +10,15 @@ EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 SERVER := .venv-vllm
 SERVER_STAMP := $(SERVER)/.agentrl-installed
+PEERS := .venv-parity
+PEERS_STAMP := $(PEERS)/.agentrl-installed
+ARCHER ?= https://github.com/YifeiZhou02/ArCHer
+ETO ?= https://github.com/Yifan-Song793/ETO
 VLLM := 0.32.0
 ENVS := arithmetic twentyq tau_mini wiki
 ABLATED := arithmetic twentyq
 
-.PHONY: setup tiny-models demo test check ci results results-page pictures ranks-test vllm-test ray-test kills fuzz soak performance clean
+.PHONY: setup tiny-models demo test check ci results results-page pictures ranks-test vllm-test ray-test kills fuzz soak performance parity clean
 
 setup: $(STAMP)
 
@@ -86,6 +90,19 @@ soak: setup
 performance: setup
 	$(BIN)/python bench/performance.py --peers runs/peers $(ARGS)
 
+# the newest TRL and Stable-Baselines3, in a separate environment
+$(PEERS_STAMP): constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet $(TORCH)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade trl stable-baselines3
+	touch $@
+
+# losses and gradients compared with the code of TRL, Stable-Baselines3, ArCHer and ETO; ARCHER and ETO
+# are git repositories. Stores the peers' numbers for the tests
+parity: setup $(PEERS_STAMP)
+	$(PEERS)/bin/python bench/peers/parity_side.py tests/parity --archer $(ARCHER) --eto $(ETO)
+	$(BIN)/python bench/parity.py
+
 # all comparisons, about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
 	for env in $(ENVS); do $(BIN)/python bench/results.py --env $$env --plan || exit 1; done
@@ -108,4 +125,4 @@ tiny-models: setup
 	$(BIN)/python -m tools.tiny_models $(ENV) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(SERVER) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVER) $(PEERS) .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from tools import results_page
 OTHER_PAGES = {  # which name a record without quoting its figures
     "reliability": "reliability.md", "performance": "performance.md", "gpu": "performance.md",
     "memory_plan": "scaling.md", "wiki_cost": "wiki.md",
-    "stepagent_courier": "algorithms.md",
+    "stepagent_courier": "algorithms.md", "parity": "algorithms.md",
 }  # fmt: skip
 RECORDS = ROOT / "docs" / "results"
 PAGE = (ROOT / "docs" / "results.md").read_text()

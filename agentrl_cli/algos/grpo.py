@@ -70,13 +70,17 @@ class GRPO(GRPOConfig, Algorithm):
         )  # fmt: skip
 
     def _samples(self, episode: Episode) -> list[Sample]:
-        """Return the episode's samples. If each episode counts as one, field `share` is each
-        token's share of it."""
+        """Return the episode's samples. If each episode counts as one, field `share` is the share
+        of each token; dr_grpo takes it back by larger advantages of longer episodes."""
         samples = episode_samples(episode, turn_advantage)
-        if self.loss_type == "grpo":
-            tokens = sum(map(trained_tokens, samples))
-            for sample in samples:
-                sample.per_token["share"] = [trained / tokens for trained in sample.mask]
+        if self.loss_type == "dapo":
+            return samples
+        tokens = sum(map(trained_tokens, samples))
+        for sample in samples:
+            sample.per_token["share"] = [trained / tokens for trained in sample.mask]
+            if self.loss_type == "dr_grpo" and self.max_completion_length:
+                scale, row = tokens / self.max_completion_length, sample.per_token["advantage"]
+                sample.per_token["advantage"] = [scale * advantage for advantage in row]
         return samples
 
     def units(self, sample: Sample) -> float:
@@ -90,4 +94,4 @@ class GRPO(GRPOConfig, Algorithm):
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the clipped surrogate plus the KL penalty."""
         surrogate = clipped_ratio(outputs, batch, self.clip_eps, self.clip_eps_high)
-        return with_kl(surrogate, outputs, batch, self.kl_coef)
+        return with_kl(surrogate, outputs, batch, self.kl_coef, self.use_bias_correction_kl)

@@ -108,22 +108,29 @@ def _clipped_surrogate(
     return loss, {name: numbers.detach().sum() for name, numbers in metrics.items()}
 
 
-def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
+def kl_to_reference(outputs: Outputs, batch: Batch, corrected: bool = False) -> Loss:
     """Return KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; Shao
     et al. 2024, GRPO, eq. 4), which is unbiased for tokens that the policy sampled.
 
-    Fields: `reference_logprob`, and `share` as in `clipped_ratio`.
+    If `corrected`, each token is multiplied by its ratio to the sampling policy, which makes the
+    gradient unbiased, too (DeepSeek-AI 2025, arXiv 2512.02556). Fields: `reference_logprob`, and
+    `share` and `old_logprob` as in `clipped_ratio`.
     """
     log_ratio = (batch.per_token["reference_logprob"] - outputs.logprobs) * batch.mask
-    loss = ((log_ratio.exp() - 1 - log_ratio) * token_share(batch)).sum()
+    kl = log_ratio.exp() - 1 - log_ratio
+    if corrected:
+        kl = kl * ((outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask).exp()
+    loss = (kl * token_share(batch)).sum()
     return loss, {"kl": loss.detach()}
 
 
-def with_kl(loss: Loss, outputs: Outputs, batch: Batch, kl_coef: float) -> Loss:
+def with_kl(
+    loss: Loss, outputs: Outputs, batch: Batch, kl_coef: float, corrected: bool = False
+) -> Loss:
     """Return `loss` plus `kl_coef` times `kl_to_reference`."""
     if not kl_coef:
         return loss
-    penalty, metrics = kl_to_reference(outputs, batch)
+    penalty, metrics = kl_to_reference(outputs, batch, corrected)
     return loss[0] + kl_coef * penalty, loss[1] | metrics
 
 

@@ -162,20 +162,34 @@ class GRPOConfig(TrainingConfig):
               "does not."),
     ] = True  # fmt: skip
     loss_type: Annotated[
-        Literal["dapo", "grpo"],
-        Field(description="Mean of the loss: over all tokens of a step, or over the tokens of each "
-              "episode and then over episodes."),
+        Literal["dapo", "grpo", "dr_grpo"],
+        Field(description="Mean of the loss. dapo: over all tokens of a step. grpo: over the tokens "
+              "of each episode, then over episodes. dr_grpo: the sum of each episode divided by "
+              "`max_completion_length`, then over episodes."),
     ] = "dapo"  # fmt: skip
+    max_completion_length: Annotated[
+        int | None, Field(ge=1, description="Divisor of loss_type=dr_grpo, in tokens.")
+    ] = None
     clip_eps: Clip
     clip_eps_high: Annotated[
         float | None, Field(ge=0, description="Clip the ratio to 1 + this. null: to 1 + clip_eps.")
     ] = None
     kl_coef: KLCoef
+    use_bias_correction_kl: Annotated[
+        bool,
+        Field(description="Multiply the KL of a token by its ratio, which makes the gradient of the "
+              "KL unbiased. TRL does."),
+    ] = False  # fmt: skip
     frozen_forecast: Annotated[
         GRPOForecastConfig | None,
         Field(description="Add to the advantage of a turn how much it improves the forecasts of "
               "the initial model. null: nothing."),
     ] = None  # fmt: skip
+
+    def check_settings(self) -> None:
+        """Raise UserError for dr_grpo without its divisor, or with a KL, which it does not have."""
+        if self.loss_type == "dr_grpo" and (self.kl_coef or not self.max_completion_length):
+            _refuse("algo.loss_type=dr_grpo needs algo.max_completion_length and algo.kl_coef=0")
 
 
 # --- PPO ---

@@ -150,11 +150,15 @@ def grpo(model_folder: Path) -> Arrays:
     for case, settings in {
         "dapo": {},
         "grpo": {"loss_type": "grpo", "beta": 0.05},
-        "bnpo": {"loss_type": "bnpo", "scale_rewards": "none", "epsilon_high": 0.28},
+        "bnpo": {
+            "loss_type": "bnpo", "scale_rewards": "none", "epsilon_high": 0.28, "beta": 0.05,
+            "use_bias_correction_kl": False,
+        },
         "dr_grpo": {"loss_type": "dr_grpo"},
-    }.items():
+    }.items():  # fmt: skip
         usual = {"loss_type": "dapo", "scale_rewards": "group", "epsilon_high": 0.2, "beta": 0.0}
         vars(trainer).update(usual | settings)
+        trainer.args.use_bias_correction_kl = settings.get("use_bias_correction_kl", True)
         torch.manual_seed(1)  # the same rollout in every case
         batch = trainer._generate_and_score_completions(prompts)
         seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
@@ -370,7 +374,8 @@ def text(ids: list[int]) -> str:
 
 def archer(model_folder: Path, source: Path) -> Arrays:
     """ArcherTrainer.critic_loss on the turns of an episode that is done and one that is cut, and
-    actor_loss on states of equal length, because their padding would shift positions."""
+    the actor's part of ArcherTrainer.update on their states, each a batch of its own because padding
+    would shift positions. Its gradient is a sum over batches; here it is divided by their number."""
     from archer.models.archer_agent import ArcherAgent  # pyright: ignore[reportMissingImports]
 
     path = source / "archer/algorithms/archer/trainer.py"  # its package imports environments
@@ -382,13 +387,16 @@ def archer(model_folder: Path, source: Path) -> Arrays:
     agent = ArcherAgent.__new__(ArcherAgent)
     nn.Module.__init__(agent)
     agent.model, agent.tokenizer, agent.template = read_model(model_folder), tokenize, None
-    agent.device, agent.softmax = "cpu", nn.Softmax(dim=-1)
+    agent.device, agent.softmax, agent.policy_lm = "cpu", nn.Softmax(dim=-1), "tiny"
     agent.critic, agent.target_critic = Critic(model_folder, 1.0), Critic(model_folder, 0.9)
     found: Arrays = {
         "critic_head": randomise(agent.critic.heads),
         "target_head": randomise(agent.target_critic.heads),
     }
-    trainer = module.ArcherTrainer(agent, Accelerator(cpu=True), None, gamma=0.95)
+    trainer = module.ArcherTrainer(
+        agent, Accelerator(cpu=True), None, critic_lr=0.0, lm_lr=0.0, gamma=0.95, epochs=0,
+        actor_epochs=1, grad_accum_steps=5, max_grad_norm=1e9,
+    )  # fmt: skip
 
     made, tail = [dialogue(3), dialogue(2)], draw(3)  # the last state of the second
     batch = episodes(made)
@@ -402,18 +410,20 @@ def archer(model_folder: Path, source: Path) -> Arrays:
         after += [text(ids[:start]) for start in starts[1:]] + [text(last)]
         done += [0.0] * (len(starts) - 1) + [float(number == 0)]
     rewards, fresh = rng.normal(size=len(states)).tolist(), [draw(n) for n in (2, 4, 1, 3, 2)]
-    agent.get_action = lambda observation: list(map(text, fresh))
+    fresh_of = dict(zip(states, map(text, fresh), strict=True))
+    agent.get_action = lambda observation: [fresh_of[o] for o in observation]
     losses = trainer.critic_loss(states, actions, rewards, after, done, None)
     total = sum(losses[f"{name}.loss"] for name in ("q1", "q2", "v1", "v2"))
     found |= result("critic", total, agent.critic.body, agent.critic.heads)
     fresh_rows = padded([list(row) for row in fresh], -1)
-    found |= batch | {"rewards": rewards, "tail": tail, "fresh": fresh_rows}
+    found |= batch | {"turn_rewards": rewards, "tail": tail, "fresh": fresh_rows}
 
-    prompts, acts = [draw(5) for _ in range(4)], [draw(n) for n in (3, 1, 4, 2)]
-    advantages = rng.normal(size=4)
-    info = trainer.actor_loss(list(map(text, prompts)), list(map(text, acts)), advantages)
-    found |= result("actor", info["pg.loss"], agent.model)
-    return found | {"states": prompts, "actions": padded([*acts], -1), "advantages": advantages}
+    drawn = iter(states)
+    replay = SimpleNamespace(batch_size=1, sample=lambda n: {"observation": [next(drawn)]})
+    info = trainer.update(replay)
+    found |= result("policy", info["pg.loss"], agent.model)
+    found["policy/gradient"] /= len(states)
+    return found
 
 
 # Stable-Baselines3
@@ -431,7 +441,7 @@ def ppo(model_folder: Path) -> Arrays:
     batch = episodes(made)
     places = [(b, i) for b, (_, mask) in enumerate(made) for i, m in enumerate(mask) if m]
     rows, columns = torch.tensor(places).T
-    found: Arrays = batch | {"head": randomise(head), "rewards": rng.normal(size=len(made))}
+    found: Arrays = batch | {"policy_head": randomise(head), "rewards": rng.normal(size=len(made))}
 
     def evaluate(steps: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         out = body(batch["ids"], attention_mask=seen(batch), output_hidden_states=True)
@@ -449,7 +459,9 @@ def ppo(model_folder: Path) -> Arrays:
         values, logprobs, _ = evaluate(torch.arange(count), actions)
     old_logprobs = logprobs + 0.3 * torch.from_numpy(rng.normal(size=count)).float()
     old_values = values + 0.5 * torch.from_numpy(rng.normal(size=count)).float()
-    found |= {"old_logprob": old_logprobs, "old_value": old_values}
+    tables = torch.zeros(2, *batch["ids"].shape)
+    tables[0, rows, columns], tables[1, rows, columns - 1] = old_logprobs, old_values
+    found |= {"old_logprob": tables[0], "old_value": tables[1]}
     starts = [k == 0 or places[k][0] != places[k - 1][0] for k in range(count)]
     for case, settings in {
         "default": {},  # of Stable-Baselines3, apart from gamma, lambda and the entropy
@@ -498,7 +510,7 @@ def gae(model_folder: Path) -> Arrays:
     dones = [k + 1 in starts for k in range(count)]
     return {
         "rewards": rewards, "values": values, "dones": dones,
-        "gae/loss": buffer.advantages.flatten(), "gae/gradient": buffer.returns.flatten(),
+        "gae/advantages": buffer.advantages.flatten(), "gae/returns": buffer.returns.flatten(),
     }  # fmt: skip
 
 
