@@ -97,8 +97,8 @@ $(PEERS_STAMP): constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --upgrade trl stable-baselines3
 	touch $@
 
-# losses and gradients compared with the code of TRL, Stable-Baselines3, ArCHer and ETO; ARCHER and ETO
-# are git repositories. Stores the peers' numbers for the tests
+# losses and gradients compared with the code of TRL, Stable-Baselines3, ArCHer and ETO, in some minutes;
+# stores the peers' numbers for the tests. ARCHER=FOLDER ETO=FOLDER takes clones instead of the network
 parity: setup $(PEERS_STAMP)
 	$(PEERS)/bin/python bench/peers/parity_side.py tests/parity --archer $(ARCHER) --eto $(ETO)
 	$(BIN)/python bench/parity.py

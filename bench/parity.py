@@ -1,9 +1,9 @@
 """Compare losses and gradients with those of TRL, Stable-Baselines3, ETO and ArCHer.
 
 `make parity` runs the code of the peers on a tiny model (peers/parity_side.py), which writes their
-numbers to tests/parity, and this script, which writes docs/results/parity.json and the table in
-docs/algorithms.md. Our numbers are those of the phase that an algorithm yields for the same tokens
-and rewards. A difference is the largest one divided by the largest number of the peer.
+numbers to tests/parity. Then this script writes docs/results/parity.json and the table in
+docs/algorithms.md. It measures the phase that an algorithm yields for the same tokens and rewards.
+Differences are relative: the largest difference divided by the largest number of the peer.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import gae
+from agentrl_cli.algos.samples import all_turns
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.types import Episode, Task, Turn
@@ -161,8 +162,7 @@ def episodes(arrays: Arrays, prefix: str = "") -> list[Episode]:
 
 
 def phases(name: str, algo: Any, arrays: Arrays) -> Iterator[Phase]:
-    """Yield the phases of an algorithm on the rows of a file. Old log-probs and values are those of
-    the file."""
+    """Yield the phases of an algorithm on the rows of a file, with its old log-probs and values."""
     rule, _, prefix = name.partition("/")
     made, buffer = episodes(arrays, f"{prefix}/" if rule == "eto" else ""), ReplayBuffer(None, 10)
     replies = algo.context.generator.replies
@@ -174,14 +174,15 @@ def phases(name: str, algo: Any, arrays: Arrays) -> Iterator[Phase]:
     for model in algo.context.models.heads:
         set_weights(algo.context.models.heads[model], arrays[f"{model}_head"])
     if rule == "archer":
-        turns = [(episode, i) for episode in made for i in range(len(episode.turns))]
-        for (e, i), reward, ids in zip(turns, arrays["turn_rewards"], arrays["fresh"], strict=True):
-            e.turns[i].reward, replies[tuple(e.state_ids(i))] = float(reward), ids[ids >= 0].tolist()
+        turns = all_turns(made)
+        for ref, reward, ids in zip(turns, arrays["turn_rewards"], arrays["fresh"], strict=True):
+            ref.episode.turns[ref.turn].reward = float(reward)
+            replies[tuple(ref.state_ids)] = ids[ids >= 0].tolist()
         made[1].stop = "truncated"
         buffer.add(made)
     for phase in algo.update(made, buffer):
         for key in {"old_logprob", "old_value"} & arrays.keys():
-            rows = arrays[key].tolist()  # those of skipped episodes come last
+            rows = arrays[key].tolist()  # skipped episodes come last
             for sample, row in zip(phase.samples, rows, strict=False):
                 sample.per_token[key] = row[: len(sample.ids)]
         if rule != "archer" or phase.model == prefix:
@@ -210,8 +211,8 @@ def ours(name: str, overrides: list[str], arrays: Arrays) -> Numbers:
     tail = arrays.get("tail", np.array([])).tolist()
     algo: Any = bind(overrides, tail)
     if name.startswith("gae/"):
-        rows = (arrays[key].tolist() for key in ("rewards", "values", "dones"))
-        advantages, returns = gae(*rows, algo.gamma, algo.gae_lambda)
+        rewards, values, dones = (arrays[key].tolist() for key in ("rewards", "values", "dones"))
+        advantages, returns = gae(rewards, values, dones, algo.gamma, algo.gae_lambda)
         return np.array(advantages), np.array(returns)
     return measure(next(phases(name, algo, arrays)), algo.context.models)
 
@@ -239,8 +240,8 @@ def table(record: dict[str, Any]) -> str:
     """Return the table of a record."""
     lines = []
     for row in record["cases"]:
-        texts = (f"`{row[key]}`" if row[key] else "" for key in ("theirs", "ours"))
-        numbers = (f"{row[key]:.0e}" for key in ("loss", "gradient"))
+        texts = (f"`{row[key]}`" if row[key] else "defaults" for key in ("theirs", "ours"))
+        numbers = (f"{row[key]:.0e}" if row[key] else "0" for key in ("loss", "gradient"))
         lines.append("| " + " | ".join(chain((row["rule"], row["peer"]), texts, numbers)) + " |\n")
     return HEADER + "".join(lines)
 
@@ -248,11 +249,16 @@ def table(record: dict[str, Any]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     versions = json.loads((STORED / "versions.json").read_text())
+    labels = {
+        "TRL": versions["trl"], "Stable-Baselines3": versions["stable_baselines3"],
+        "ETO": versions["eto"][:7], "ArCHer": versions["archer"][:7],
+    }  # fmt: skip
     record: dict[str, Any] = {"command": "make parity", "versions": versions, "cases": []}
     for name, case in CASES.items():
         loss, gradient = (float(f"{number:.2g}") for number in compare(name))
         sides = {"theirs": case.theirs, "ours": f"algo={case.algo} {case.ours}".strip()}
-        row = {"rule": case.rule, "peer": case.peer, **sides, "loss": loss, "gradient": gradient}
+        peer = f"{case.peer} {labels[case.peer]}"
+        row = {"rule": case.rule, "peer": peer, **sides, "loss": loss, "gradient": gradient}
         record["cases"].append(row)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     old = re.escape(HEADER) + r"(\|.*\n)*"

@@ -9,8 +9,8 @@ The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
 
     L = - mean_t min(r_t A, clip(r_t, 1 - eps, 1 + eps) A) + kl_coef KL(pi || pi_ref)
 
-Our choices, each a setting: the loss is a mean over all trained tokens of an optimizer step instead
-of a mean per episode (`loss_type`). Episodes with advantage 0 are skipped, in the KL too
+Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
+episode (`loss_type`). Episodes with advantage 0 are skipped, in the KL too
 (`skip_zero_advantages`). Left out: process rewards, except for `frozen_forecast`, which adds `coef`
 times the gain of forecasts (frozen_forecast.py) to each turn.
 """
@@ -70,8 +70,8 @@ class GRPO(GRPOConfig, Algorithm):
         )  # fmt: skip
 
     def _samples(self, episode: Episode) -> list[Sample]:
-        """Return the episode's samples. If each episode counts as one, field `share` is the share
-        of each token; dr_grpo takes it back by larger advantages of longer episodes."""
+        """Return the episode's samples. If each episode has the same weight, field `share` is the
+        weight of each token. dr_grpo multiplies the advantages of an episode by its length."""
         samples = episode_samples(episode, turn_advantage)
         if self.loss_type == "dapo":
             return samples
@@ -84,7 +84,7 @@ class GRPO(GRPOConfig, Algorithm):
         return samples
 
     def units(self, sample: Sample) -> float:
-        """Return the unit of the loss: trained tokens, or the share of an episode."""
+        """Return the unit of the loss: trained tokens, or 1 per episode."""
         share = sample.per_token.get("share")
         return trained_tokens(sample) if share is None else sum(share)
 

@@ -50,7 +50,7 @@ def clipped_ratio(
     """Return PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
     Fields: `advantage`, `old_logprob` (the policy's before the update, at temperature 1) and, if
-    tokens do not count equally, `share`.
+    tokens have different weights, `share`.
     """
     log_ratio = (outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask
     advantages, share = batch.per_token["advantage"], token_share(batch)

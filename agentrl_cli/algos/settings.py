@@ -32,8 +32,8 @@ NormaliseAdvantages = Annotated[
 ]
 AdvantageStd = Annotated[
     Literal["population", "sample"],
-    Field(description="Deviation that advantages are divided by: with n or n - 1. GRPO adds 1e-4 to "
-          "the latter, as TRL does."),
+    Field(description="Standard deviation with divisor n or n - 1. sample: GRPO adds 1e-4 to it, "
+          "as TRL does."),
 ]  # fmt: skip
 TokensPerStep = Annotated[
     int, Field(ge=0, description="Trained tokens of one optimizer step. 0: one step per epoch.")
@@ -158,14 +158,14 @@ class GRPOConfig(TrainingConfig):
     advantage_std: AdvantageStd = "population"
     skip_zero_advantages: Annotated[
         bool,
-        Field(description="Leave out episodes with advantage 0, also from the mean and the KL. TRL "
-              "does not."),
+        Field(description="Leave out episodes with advantage 0, also from the mean and the KL. "
+              "false: as in TRL."),
     ] = True  # fmt: skip
     loss_type: Annotated[
         Literal["dapo", "grpo", "dr_grpo"],
-        Field(description="Mean of the loss. dapo: over all tokens of a step. grpo: over the tokens "
-              "of each episode, then over episodes. dr_grpo: the sum of each episode divided by "
-              "`max_completion_length`, then over episodes."),
+        Field(description="Mean of the loss. dapo: over all tokens of a step. grpo: over tokens of "
+              "an episode, then over episodes. dr_grpo: sum over tokens of an episode divided by "
+              "`max_completion_length`, then mean over episodes."),
     ] = "dapo"  # fmt: skip
     max_completion_length: Annotated[
         int | None, Field(ge=1, description="Divisor of loss_type=dr_grpo, in tokens.")
@@ -177,8 +177,8 @@ class GRPOConfig(TrainingConfig):
     kl_coef: KLCoef
     use_bias_correction_kl: Annotated[
         bool,
-        Field(description="Multiply the KL of a token by its ratio, which makes the gradient of the "
-              "KL unbiased. TRL does."),
+        Field(description="Multiply the KL of a token by its ratio, which makes the gradient "
+              "unbiased. true: as in TRL."),
     ] = False  # fmt: skip
     frozen_forecast: Annotated[
         GRPOForecastConfig | None,
@@ -208,8 +208,8 @@ class PPOConfig(TrainingConfig):
     value_clip: Annotated[float, Field(ge=0, description="Maximum change of a value. 0: no limit.")]
     value_clip_error: Annotated[
         Literal["larger", "clipped"],
-        Field(description="Error with `value_clip`: the larger of those of the free and the clipped "
-              "value, or that of the clipped value, as in Stable-Baselines3."),
+        Field(description="Error with `value_clip`. larger: the larger error of the free and the "
+              "clipped value. clipped: that of the clipped one, as in Stable-Baselines3."),
     ] = "larger"  # fmt: skip
     value_coef: Annotated[float, Field(ge=0, description="Weight of the value loss.")]
     critic_warmup: CriticWarmup

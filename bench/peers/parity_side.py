@@ -1,13 +1,15 @@
-"""Losses and gradients of the peers' own code on a tiny model, as files that bench/parity.py
-compares with ours. Run by the Python of the peers' environment; imports nothing of agentrl.
+"""Write losses and gradients of the peers' own code on a tiny model, for bench/parity.py.
 
     python parity_side.py OUT --archer URL --eto URL
 
-`OUT/model` is the model. Each rule has one file: its inputs, and by case the loss and the whole
-gradient. Tokens are right-padded rows; `mask` is 1 on trained tokens. References are the model with
-all weights times 0.9. Losses are computed by the peers' classes, without changes. Only objects that
-a loss merely reads are replaced: trainers that need a whole run to be constructed, tokenizers, and
-ArCHer's RoBERTa critic, because ours is causal.
+This runs in the environment of the peers and imports nothing of agentrl. `OUT/model` is the model.
+Each rule has one file with its inputs and, by case, the loss and the whole gradient. Rows of tokens
+are padded on the right, and `mask` is 1 on trained tokens. References and target networks have the
+weights of the model times 0.9.
+
+The peers' classes compute the losses without changes. Objects that a loss only reads are replaced:
+the trainers of ETO and Stable-Baselines3 are not constructed, ArCHer's tokenizer reads numbers, and
+its RoBERTa critic is a causal model like ours.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 import numpy as np
 import torch
@@ -52,7 +55,7 @@ rng = np.random.default_rng(0)
 
 
 def write_model(folder: Path) -> None:
-    """A random Qwen2 of about a thousand weights, and a tokenizer of words t0, t1, ..."""
+    """Write a random Qwen2 of 1,000 weights, and a tokenizer of the words t0, t1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     config = Qwen2Config(
@@ -73,7 +76,7 @@ def write_model(folder: Path) -> None:
 
 
 def read_model(folder: Path, scale: float = 1.0) -> Any:
-    """The model with its weights times `scale`."""
+    """Return the model with its weights times `scale`."""
     return scaled(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), scale)
 
 
@@ -85,7 +88,7 @@ def scaled(model: Any, scale: float = 0.9) -> Any:
 
 
 def draw(count: int) -> list[int]:
-    """Random words that are not special."""
+    """Return random tokens that are not special."""
     return rng.integers(2, WORDS, count).tolist()
 
 
@@ -93,28 +96,31 @@ def sentence(count: int) -> str:
     return " ".join(f"t{i}" for i in draw(count))
 
 
-def padded(rows: list[list[float]], value: float = 0) -> Tensor:
+def padded(rows: Sequence[Sequence[float]], value: float = 0) -> Tensor:
+    """Return right-padded rows."""
     length = max(map(len, rows))
-    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
 
 def gradient(*parts: nn.Module) -> np.ndarray:
-    """The gradient of a body and, after it, a head, in the order of our names; clears it."""
+    """Return the gradient of a body and perhaps a head, in the order of names, and clear it."""
     named = dict(parts[0].named_parameters())
-    named |= {f"head.{name}": weight for head in parts[1:] for name, weight in head.named_parameters()}
-    rows = [named[name].grad.flatten().clone() for name in sorted(named)]
+    named |= {
+        f"head.{name}": weight for head in parts[1:] for name, weight in head.named_parameters()
+    }
+    rows = [weight.grad for _, weight in sorted(named.items()) if weight.grad is not None]
     for weight in named.values():
         weight.grad = None
-    return torch.cat(rows).numpy()
+    return torch.cat([row.flatten() for row in rows]).numpy()
 
 
 def result(case: str, loss: Tensor | float, *parts: nn.Module) -> Arrays:
-    """The entries of one case, after the backward pass."""
+    """Return the entries of one case, after the backward pass."""
     return {f"{case}/loss": np.float64(float(loss)), f"{case}/gradient": gradient(*parts)}
 
 
 def dialogue(turns: int, observed: int = 3) -> tuple[list[int], list[int]]:
-    """The ids and mask of an episode: observations, and actions of 2 to 5 tokens."""
+    """Return ids and mask of an episode with actions of 2 to 5 tokens."""
     ids, mask = [], []
     for _ in range(turns):
         acted = int(rng.integers(2, 6))
@@ -127,12 +133,12 @@ def dialogue(turns: int, observed: int = 3) -> tuple[list[int], list[int]]:
 
 
 def grpo(model_folder: Path) -> Arrays:
-    """GRPOTrainer: advantages of its own rollout, and `_compute_loss` by loss_type."""
+    """Return the loss of GRPOTrainer on a rollout of its own, which computes the advantages."""
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     model = read_model(model_folder)
     prompts = [{"prompt": sentence(n)} for n in (4, 7) for _ in range(4)]
-    rewards = [1.0, 0.0, 0.25, 0.5, 2.0, 2.0, 2.0, 2.0]  # a group of equal rewards, too
+    rewards = [1.0, 0.0, 0.25, 0.5, 2.0, 2.0, 2.0, 2.0]  # of two groups
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False,
         report_to=[], per_device_train_batch_size=8, num_generations=4, max_completion_length=16,
@@ -163,7 +169,7 @@ def grpo(model_folder: Path) -> Arrays:
         batch = trainer._generate_and_score_completions(prompts)
         seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         between = torch.zeros_like(batch["completion_mask"])
-        between[:, 3:6] = 1  # the environment's tokens in the midst of a completion
+        between[:, 3:6] = 1  # tokens of the environment within a completion
         batch["tool_mask"] = 1 - between
         trained = batch["completion_mask"] * batch["tool_mask"]
         batch["num_items_in_batch"] = trained.sum()
@@ -188,7 +194,7 @@ def grpo(model_folder: Path) -> Arrays:
 
 
 def sft(model_folder: Path) -> Arrays:
-    """SFTTrainer.compute_loss on episodes of several turns."""
+    """Return the loss of SFTTrainer on episodes of several turns."""
     from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
     config = SFTConfig(
@@ -213,23 +219,22 @@ def sft(model_folder: Path) -> Arrays:
 
 
 def episodes(rows: list[tuple[list[int], list[int]]]) -> Arrays:
-    """Ids, mask and lengths of rows."""
+    """Return ids, mask and lengths of rows."""
     ids, mask = zip(*rows, strict=True)
     return {
-        "ids": padded(list(ids)),
-        "mask": padded(list(mask)),
+        "ids": padded(ids),
+        "mask": padded(mask),
         "lengths": torch.tensor(list(map(len, ids))),
     }
 
 
 def seen(batch: Arrays) -> Tensor:
-    """The attention mask of a batch."""
+    """Return the attention mask of a batch."""
     return (torch.arange(batch["ids"].shape[1]) < batch["lengths"][:, None]).long()
 
 
 def dpo(model_folder: Path) -> Arrays:
-    """DPOTrainer on prompts with two completions, from its own dataloader. Rows: all chosen, then
-    all rejected."""
+    """Return the loss of DPOTrainer on a batch of its dataloader: chosen rows, then rejected."""
     from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
 
     config = DPOConfig(
@@ -259,18 +264,18 @@ def dpo(model_folder: Path) -> Arrays:
 
 
 def fetch(name: str, url: str, folder: Path, *paths: str) -> None:
-    """Put files of a repository, at its commit, on the import path."""
-    git = ["git", "-C", str(folder / name)]
-    subprocess.run(
-        ["git", "clone", "--quiet", "--no-checkout", url, str(folder / name)], check=True
-    )
-    subprocess.run([*git, "checkout", "--quiet", COMMITS[name], "--", *paths], check=True)
-    sys.path.insert(0, str(folder / name))
+    """Put the files of a repository, at a fixed commit, on the import path."""
+    clone = str(folder / name)
+    get = ["git", "clone", "--quiet", "--filter=blob:none", "--no-checkout", url, clone]
+    subprocess.run(get, check=True)
+    checkout = ["git", "-C", clone, "checkout", "--quiet", COMMITS[name], "--", *paths]
+    subprocess.run(checkout, check=True)
+    sys.path.insert(0, clone)
 
 
 def eto(model_folder: Path) -> Arrays:
-    """DPOMultiTrainer of ETO (Song et al. 2024), on trajectories and on single steps. Rows: all
-    chosen, then all rejected."""
+    """Return the loss of ETO's DPOMultiTrainer (Song et al. 2024) on trajectories and on steps:
+    chosen rows, then rejected."""
     from trl.experimental.utils import pad_to_length  # pyright: ignore[reportMissingImports]
 
     imported = {  # that today's TRL lacks; the loss uses only pad_to_length
@@ -330,7 +335,7 @@ class Head(nn.Module):
 
 
 def randomise(head: nn.Module) -> np.ndarray:
-    """Draw the weights of a head; return them in the order of their names."""
+    """Draw the weights of a head and return them in the order of their names."""
     named = dict(head.named_parameters())
     for name in sorted(named):
         drawn = rng.normal(size=named[name].shape) * 0.5
@@ -339,8 +344,8 @@ def randomise(head: nn.Module) -> np.ndarray:
 
 
 class Critic(nn.Module):
-    """In place of ArCHer's RoBERTa: reads Q at the end of "state action" and V at that of "state".
-    Texts are numbers."""
+    """Replaces ArCHer's RoBERTa. Q is read at the last token of the action, V at the last token of
+    the state. Texts are numbers."""
 
     def __init__(self, folder: Path, scale: float) -> None:
         super().__init__()
@@ -349,7 +354,9 @@ class Critic(nn.Module):
 
     def forward(self, observation: list[str], action: list[str], detach_model: bool = False) -> Any:
         states = torch.stack([self.last(o) for o in observation])
-        acts = torch.stack([self.last(f"{o} {a}") for o, a in zip(observation, action, strict=True)])
+        acts = torch.stack(
+            [self.last(f"{o} {a}") for o, a in zip(observation, action, strict=True)]
+        )
         q, v, q2, v2 = self.heads.values()
         return q(acts), q2(acts), v(states), v2(states)
 
@@ -362,10 +369,10 @@ def numbers(text: str) -> list[int]:
 
 
 def tokenize(texts: list[str], **others: Any) -> BatchEncoding:
-    """In place of a tokenizer: texts are numbers."""
+    """Replaces a tokenizer. Texts are numbers."""
     rows = [numbers(text) for text in texts]
-    ones: list[list[float]] = [[1] * len(row) for row in rows]
-    return BatchEncoding({"input_ids": padded(list(rows)), "attention_mask": padded(ones)})
+    ones = [[1] * len(row) for row in rows]
+    return BatchEncoding({"input_ids": padded(rows), "attention_mask": padded(ones)})
 
 
 def text(ids: list[int]) -> str:
@@ -373,9 +380,10 @@ def text(ids: list[int]) -> str:
 
 
 def archer(model_folder: Path, source: Path) -> Arrays:
-    """ArcherTrainer.critic_loss on the turns of an episode that is done and one that is cut, and
-    the actor's part of ArcherTrainer.update on their states, each a batch of its own because padding
-    would shift positions. Its gradient is a sum over batches; here it is divided by their number."""
+    """Return ArcherTrainer.critic_loss on the turns of a finished and a truncated episode, and the
+    actor's part of ArcherTrainer.update on their states. Each state is one batch, because padding
+    would shift positions. Their gradient, a sum over batches, is divided by the number of batches.
+    """
     from archer.models.archer_agent import ArcherAgent  # pyright: ignore[reportMissingImports]
 
     path = source / "archer/algorithms/archer/trainer.py"  # its package imports environments
@@ -403,7 +411,7 @@ def archer(model_folder: Path, source: Path) -> Arrays:
     states, actions, after, done = [], [], [], []
     for number, (ids, mask) in enumerate(made):
         starts = [i for i in range(1, len(ids)) if mask[i] and not mask[i - 1]]
-        ends = [i for i in range(1, len(ids) + 1) if mask[i - 1] and not (mask + [0])[i]]
+        ends = [i for i in range(1, len(ids) + 1) if mask[i - 1] and not [*mask, 0][i]]
         states += [text(ids[:start]) for start in starts]
         actions += [text(ids[s:e]) for s, e in zip(starts, ends, strict=True)]
         last = ids + tail
@@ -415,8 +423,7 @@ def archer(model_folder: Path, source: Path) -> Arrays:
     losses = trainer.critic_loss(states, actions, rewards, after, done, None)
     total = sum(losses[f"{name}.loss"] for name in ("q1", "q2", "v1", "v2"))
     found |= result("critic", total, agent.critic.body, agent.critic.heads)
-    fresh_rows = padded([list(row) for row in fresh], -1)
-    found |= batch | {"turn_rewards": rewards, "tail": tail, "fresh": fresh_rows}
+    found |= batch | {"turn_rewards": rewards, "tail": tail, "fresh": padded(fresh, -1)}
 
     drawn = iter(states)
     replay = SimpleNamespace(batch_size=1, sample=lambda n: {"observation": [next(drawn)]})
@@ -430,7 +437,7 @@ def archer(model_folder: Path, source: Path) -> Arrays:
 
 
 def ppo(model_folder: Path) -> Arrays:
-    """PPO.train and RolloutBuffer: each token of an action is a step, its prefix the state."""
+    """Return the loss of PPO.train. Each token of an action is a step, and its prefix the state."""
     from gymnasium import spaces  # pyright: ignore[reportMissingImports]
     from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
     from stable_baselines3.common.buffers import RolloutBuffer  # pyright: ignore[reportMissingImports]
@@ -441,7 +448,8 @@ def ppo(model_folder: Path) -> Arrays:
     batch = episodes(made)
     places = [(b, i) for b, (_, mask) in enumerate(made) for i, m in enumerate(mask) if m]
     rows, columns = torch.tensor(places).T
-    found: Arrays = batch | {"policy_head": randomise(head), "rewards": rng.normal(size=len(made))}
+    rewards = 2 + rng.normal(size=len(made))
+    found: Arrays = batch | {"policy_head": randomise(head), "rewards": rewards}
 
     def evaluate(steps: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         out = body(batch["ids"], attention_mask=seen(batch), output_hidden_states=True)
@@ -464,7 +472,7 @@ def ppo(model_folder: Path) -> Arrays:
     found |= {"old_logprob": tables[0], "old_value": tables[1]}
     starts = [k == 0 or places[k][0] != places[k - 1][0] for k in range(count)]
     for case, settings in {
-        "default": {},  # of Stable-Baselines3, apart from gamma, lambda and the entropy
+        "default": {},  # except for gamma, lambda and the entropy bonus
         "value_clip": {"clip_range_vf": lambda progress: 0.2, "normalize_advantage": False},
     }.items():
         usual = {
@@ -476,9 +484,9 @@ def ppo(model_folder: Path) -> Arrays:
         }  # fmt: skip
         space = spaces.Box(0, count, (1,))
         buffer = RolloutBuffer(count, space, usual["action_space"], "cpu", 0.9, 0.97)
-        for k, (episode, column) in enumerate(places):
+        for k, (episode, _) in enumerate(places):
             is_last = k + 1 == count or starts[k + 1]
-            reward = found["rewards"][episode] if is_last else 0.0
+            reward = rewards[episode] if is_last else 0.0
             buffer.add(
                 np.array([[k]]), actions[k].numpy()[None, None], np.array([reward]),
                 np.array([starts[k]]), values[k : k + 1], old_logprobs[k : k + 1],
@@ -494,7 +502,7 @@ def ppo(model_folder: Path) -> Arrays:
 
 
 def gae(model_folder: Path) -> Arrays:
-    """RolloutBuffer.compute_returns_and_advantage over episodes of which the last is cut."""
+    """Return advantages and returns of RolloutBuffer. The last of four episodes is truncated."""
     from gymnasium import spaces  # pyright: ignore[reportMissingImports]
     from stable_baselines3.common.buffers import RolloutBuffer  # pyright: ignore[reportMissingImports]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.grpo import GRPO
 from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
@@ -82,6 +84,30 @@ def test_action_tokens_carry_the_advantage(model_folder: Path):
         assert sample.ids == [i for t in played.turns for i in t.observation_ids + t.action_ids]
         value = 2 / 3 if played.id == "a1" else -1 / 3
         assert sample.per_token["advantage"] == pytest.approx([value * m for m in mask])
+
+
+@pytest.mark.parametrize(("loss_type", "scale"), [("grpo", 1.0), ("dr_grpo", 0.5)])
+def test_episode_counts_once_despite_a_restart(model_folder: Path, loss_type: str, scale: float):
+    episodes = [ended(*row) for row in BATCH[:3]]
+    episodes[0].turns[1].context_reset = True
+    tokens = sum(len(turn.action_ids) for turn in episodes[0].turns)
+    algo, _ = grpo(
+        model_folder, loss_type=loss_type, max_completion_length=2 * tokens,
+        normalise_advantages=False,
+    )  # fmt: skip
+    phase = phase_of(algo, episodes)
+    assert sum(map(phase.units, phase.samples)) == pytest.approx(3)
+    for sample in phase.samples[:2]:
+        assert sample.per_token["share"] == [trained / tokens for trained in sample.mask]
+        expected = [scale * 2 / 3 * trained for trained in sample.mask]
+        assert sample.per_token["advantage"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_completion_length": 8, "kl_coef": 0.1}])
+def test_dr_grpo_needs_a_length_and_no_kl(model_folder: Path, settings: dict[str, Any]):
+    with pytest.raises(UserError) as caught:
+        grpo(model_folder, loss_type="dr_grpo", **settings)
+    assert caught.value.code == "conflicting-settings"
 
 
 def test_failed_episode_is_ignored(model_folder: Path):
