@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig
+
 from agentrl_cli import __version__
 from agentrl_cli.config.compose import as_dataclass, check, compose, load
 from agentrl_cli.config.settings import ModelConfig
@@ -36,7 +38,6 @@ from agentrl_cli.runs.run import Run, step_of
 
 if TYPE_CHECKING:
     import torch
-    from omegaconf import DictConfig
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -171,7 +172,7 @@ def model_card(run: Run, cfg: DictConfig, step: int, *, adapter: bool) -> str:
     front = ["library_name: " + ("peft" if adapter else "transformers"), "tags: [agentrl]"]
     front += [f"license: {license_.lower()}"] if license_ else []
     terms = f"the licence of {title}, {license_}" if license_ else f"the licence of {title}"
-    start = f" It started from the run or folder `{cfg.init}`." if cfg.init else ""
+    start = "".join(f" It started from {line}." for line in _lineage(cfg.init, cfg.runs))
     demos = f" It learned from the demonstrations `{cfg.data.demos}`." if cfg.data.demos else ""
     results = "\n".join(result_table(run)) or "The run has no evaluation."
     return f"""---
@@ -194,6 +195,21 @@ Success on tasks of the named splits, sampled at temperature 1 unless greedy, wi
 
 Trained with agentrl {__version__}.
 """
+
+
+def _lineage(init: str | None, runs: str) -> Iterator[str]:
+    """Yield the run or folder from which a run started, and from which that one started, and so on,
+    each with its algorithm and data."""
+    while init:
+        try:
+            run = find_run(init, Path(runs))
+            cfg = load(run.config_file, [])
+        except UserError:  # a folder with weights, or a run that is gone
+            yield f"`{init}`"
+            return
+        learned = f", which learned from `{demos}`" if (demos := cfg.data.demos) else ""
+        yield f"`{run.name}`, a run of `{run.meta['choices']['algo']}`{learned}"
+        init, runs = cfg.init, cfg.runs
 
 
 def export_inspect(ref: str, folder: Path) -> tuple[Path, int]:

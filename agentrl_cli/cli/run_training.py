@@ -240,6 +240,8 @@ def _update_time(parts: Parts, episodes: list[Episode], played: float) -> str:
     """
     algo, collector = parts.algo, parts.collector
     samples = [sample for episode in episodes for sample in episode_samples(episode)]
+    if not samples:
+        return "unknown, because no action was played"
     began = perf_counter()
     parts.learner.run(iter([Phase("policy", samples, nll)]), 0)
     trained = (perf_counter() - began) / len(episodes)

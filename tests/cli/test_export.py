@@ -122,6 +122,16 @@ def test_card_names_base_command_and_results(run: Run, tmp_path: Path):
         assert text in card
 
 
+def test_card_names_the_runs_before(run: Run, tmp_path: Path):
+    demos = f"data.demos={ROOT / 'tests' / 'builders' / 'coin_demos.jsonl'}"
+    later = trained(tmp_path, "sft", "later", *ONE, f"init={run.folder}", demos)
+    last = trained(tmp_path, "rft", "last", *ONE, f"init={later.folder}")
+    export(str(last.folder), tmp_path / "plain")
+    card = (tmp_path / "plain" / "README.md").read_text()
+    assert "`later`, a run of `sft`, which learned from `" in card
+    assert "`it`, a run of `grpo`." in card
+
+
 def test_run_without_adapter_is_refused(run: Run, tmp_path: Path):
     with user_error("no-adapter"):
         export(str(run.folder), tmp_path / "adapter", adapter=True)
