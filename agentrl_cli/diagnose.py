@@ -30,8 +30,8 @@ from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.courier import Courier, CourierState
 from agentrl_cli.models.forward import token_logprobs
-from agentrl_cli.train import update
 from agentrl_cli.training.build import build_parts
+from agentrl_cli.training.loop import update
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

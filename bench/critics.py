@@ -40,9 +40,9 @@ from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import update
 from agentrl_cli.training.build import Parts, build_parts
 from agentrl_cli.training.evaluate import play_split
+from agentrl_cli.training.loop import update
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "critics.json"
 FORECASTS = 8  # of each action

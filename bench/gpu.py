@@ -38,8 +38,8 @@ from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from agentrl_cli.train import update
 from agentrl_cli.training.build import Parts, build_parts
+from agentrl_cli.training.loop import update
 from agentrl_cli.training.memory_plan import plan_memory, read_shapes
 from bench.self_ac_cost import ACTED, SEEN, played
 from tests.builders.hub_shapes import SHAPES

@@ -22,7 +22,6 @@ FLOORS = (  # a room imports from floors below its own and from itself, for type
     {"models", "rollout", "runs"},
     {"algos"},
     {"report", "training"},
-    {"train"},
     {"diagnose"},
     {"cli"},
 )

@@ -38,11 +38,11 @@ from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
-from agentrl_cli.train import interruptible, train
 from agentrl_cli.training import memory_plan
 from agentrl_cli.training.build import Parts, build_parts, busy_machine, pick_device
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
+from agentrl_cli.training.loop import interruptible, train
 from agentrl_cli.training.rollout_actors import start_actors
 
 DRY_EPISODES = 16  # to play at most, each of another task

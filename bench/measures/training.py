@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl_cli.config.compose import check, compose
-from agentrl_cli.train import update
 from agentrl_cli.training.build import build_parts
+from agentrl_cli.training.loop import update
 from bench.measures.workload import Ours, Sizes, Updates, write_model
 
 SMALL = ["rollout.episodes_per_step=8", "model.weights=null"]

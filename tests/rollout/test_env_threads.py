@@ -12,7 +12,7 @@ from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Step
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.rollout.play import MAX_ABANDONED, abandoned_threads, play
-from agentrl_cli.train import rollout_metrics
+from agentrl_cli.training.loop import rollout_metrics
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 from tests.rollout.test_play import SAMPLING, starts, strip
 

@@ -13,7 +13,7 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import interruptible
+from agentrl_cli.training.loop import interruptible
 from tests.builders.errors import user_error
 from tests.builders.runs import (
     GUARDED,

@@ -19,9 +19,9 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.build import available_cores, build_parts, busy_machine, set_threads
 from agentrl_cli.training.learner import NonFiniteError
+from agentrl_cli.training.loop import due, rollout_metrics
 from tests.builders.runs import (
     ALGORITHMS,
     DEMOS,
