@@ -4,13 +4,17 @@ A command is a line `$ agentrl ...` (or pip, python, printf, transformers) in a 
 run in the order of the page, in one folder per page, so a page may show what it made; a page that
 installs something has an environment of its own. A block that opens with ```console small has small
 sizes behind its commands, one that opens with ```console no-run is left out (what needs an account,
-another machine, hours). Of `$ make ...` only the target is checked.
+another machine, hours). Of `$ make ...` only the target is checked. Blocks that open with
+```python run are one script per page, which runs in a folder of its own.
 docs/log/ and CHANGELOG.md are history: their commands and files are those of their day.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,8 @@ HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {*HISTORY})
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:agentrl_cli|conf|docs|tests|tools)/[\w./]+)`")
+PYTHON = re.compile(r"^```python run\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SCRIPTS = {page: "\n".join(PYTHON.findall(page.read_text())) for page in PAGES}
 SECONDS = 1800
 
 
@@ -91,3 +97,10 @@ def test_printed_commands_succeed(page: Path, tmp_path: Path):
     with place.servers:
         for command in printed:
             place.run(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in SCRIPTS if SCRIPTS[p]], ids=lambda page: page.name)
+def test_printed_python_runs(page: Path, tmp_path: Path):
+    command = [sys.executable, "-c", SCRIPTS[page]]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

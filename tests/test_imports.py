@@ -24,6 +24,7 @@ FLOORS = (  # a room imports from floors below its own and from itself, for type
     {"report", "training"},
     {"diagnose"},
     {"cli"},
+    {"api"},
 )
 ENGINES = {"accelerate", "hydra", "omegaconf", "ray", "vllm", "wandb"}
 ENGINE_FILES = {  # an algorithm is the same whoever generates, and whoever plays
@@ -153,6 +154,14 @@ refused(start, "algo=grpo init=nope")
 refused(write_model, "nope")
 """
     assert not loaded_by(refuse) & {"torch", "transformers", "peft", "wandb"}
+
+
+def test_public_api_is_imported_lazily():
+    light = loaded_by("import agentrl_cli\nassert agentrl_cli.__all__ and agentrl_cli.__version__")
+    assert {name for name in light if name.startswith("agentrl_cli")} == {"agentrl_cli"}
+    assert not light & (HEAVY | {"numpy", "pydantic"})
+    named = loaded_by("from agentrl_cli import *\nassert callable(train) and callable(grade)")
+    assert not named & (HEAVY - {"omegaconf"})
 
 
 @pytest.mark.parametrize("room", ["algos", "envs", "generators", "models", "rollout", "runs"])

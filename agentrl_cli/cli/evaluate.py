@@ -40,7 +40,9 @@ def evaluate_command(
     """
     require_single_process()
     if ref is None:
-        return evaluate_model(overrides, config_dir, show)
+        has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
+        cfg = compose_checked(overrides, config_dir)
+        return evaluate_model(cfg, show, has_algorithm=has_algorithm)
     run, is_elsewhere = find_run(ref), _chooses(overrides, "env")
     if config_dir is not None and not is_elsewhere:
         line = f"run '{ref}' is evaluated with its own configuration"
@@ -55,12 +57,12 @@ def _chooses(overrides: list[str], *groups: str) -> bool:
     return any(re.split("[=@]", text.lstrip("+~"))[0] in groups for text in overrides)
 
 
-def evaluate_model(overrides: list[str], config_dir: Path | None, show: Show) -> Record:
-    """Evaluate a model without training. An algorithm, if chosen, adds its diagnostics."""
-    cfg = compose_checked(overrides, config_dir)  # a wrong word is refused before torch is loaded
+def evaluate_model(
+    cfg: DictConfig, show: Show = lambda record: None, *, has_algorithm: bool = False
+) -> Record:
+    """Evaluate a model without training. With `has_algorithm` the algorithm adds diagnostics."""
     from agentrl_cli.training.endpoint import PATH, assemble_endpoint
 
-    has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
     is_endpoint = cfg.model.path == PATH
     if is_endpoint and cfg.choices.get("search"):
         line = "search needs a critic, and model=endpoint has none; leave search out"

@@ -39,7 +39,10 @@ from agentrl_cli.runs.run import Run, step_of
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from agentrl_cli.models.model_set import ModelSet
+    from agentrl_cli.runs.checkpoints import Checkpoint
 
 UNUSED = ("algo", "env", "eval", "logger", "rollout")
 TOLERANCE = 1e-3  # of a logit, merged against adapted, in float32
@@ -56,39 +59,70 @@ def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
     without an adapter, and an adapter that cannot be merged. `target` is unchanged then.
     """
     run = find_run(ref)
-    checkpoint = played_checkpoint(run, "models/policy/")
-    cfg = check(load(run.config_file, []), skip=UNUSED)
-    config = as_dataclass(cfg.model, ModelConfig)
-    if adapter and config.lora is None:
+    checkpoint, cfg = _stored_policy(run)
+    if adapter and cfg.model.lora is None:
         line = f"run '{run.name}' trained all weights and has no adapter"
         raise UserError(f"{line}; leave --adapter out", code="no-adapter")
 
-    import torch  # after everything that can be refused without it
-    from peft import PeftModel
-    from safetensors import SafetensorError
-
-    from agentrl_cli.models.load import dtype_of
-    from agentrl_cli.models.model_set import ModelSet
-    from agentrl_cli.models.specs import ModelSpec
+    from safetensors import SafetensorError  # after everything that can be refused without it
 
     with _new_folder(target.resolve()) as folder:
-        specs = {"policy": ModelSpec(kind="trained", generates=True)}
-        models = ModelSet(replace(config, dtype="float32"), specs, "cpu", cfg.seed)
-        models.load_weights("policy", checkpoint.folder / "models" / "policy")
-        module: Any = models.module("policy")
-        dtype = dtype_of(config, torch.device(cfg.hardware.device))
+        models = _load_models(checkpoint, cfg)
         try:
             if adapter:
-                _save_adapter(module, config.path, folder)
+                module: Any = models.module("policy")
+                _save_adapter(module, cfg.model.path, folder)
             else:
-                plain = _merged(module) if isinstance(module, PeftModel) else module
-                to_dtype(plain, dtype)
-                plain.save_pretrained(folder)
+                _plain_policy(models, cfg).save_pretrained(folder)
         except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(model_card(run, cfg, checkpoint.step, adapter=adapter))
     return run, checkpoint.step
+
+
+def load_policy(ref: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the policy that `export` writes, as a model of Transformers on the CPU, and its
+    tokenizer.
+
+    Raises UserError for an unknown run and an adapter that cannot be merged.
+    """
+    checkpoint, cfg = _stored_policy(find_run(ref))
+    models = _load_models(checkpoint, cfg)
+    return _plain_policy(models, cfg).eval(), models.tokenizer
+
+
+def _stored_policy(run: Run) -> tuple[Checkpoint, DictConfig]:
+    """Return the checkpoint that represents the run, and what the policy needs of its
+    configuration."""
+    checkpoint = played_checkpoint(run, "models/policy/")
+    return checkpoint, check(load(run.config_file, []), skip=UNUSED)
+
+
+def _load_models(checkpoint: Checkpoint, cfg: DictConfig) -> ModelSet:
+    """Return the policy of a checkpoint alone, in float32 on the CPU."""
+    from agentrl_cli.models.model_set import ModelSet
+    from agentrl_cli.models.specs import ModelSpec
+
+    config = replace(as_dataclass(cfg.model, ModelConfig), dtype="float32")
+    specs = {"policy": ModelSpec(kind="trained", generates=True)}
+    models = ModelSet(config, specs, "cpu", cfg.seed)
+    models.load_weights("policy", checkpoint.folder / "models" / "policy")
+    return models
+
+
+def _plain_policy(models: ModelSet, cfg: DictConfig) -> PreTrainedModel:
+    """Return the policy with the dtype of its training, adapters merged."""
+    import torch
+    from peft import PeftModel
+
+    from agentrl_cli.models.load import dtype_of
+
+    module: Any = models.module("policy")
+    plain = _merged(module) if isinstance(module, PeftModel) else module
+    config = as_dataclass(cfg.model, ModelConfig)
+    to_dtype(plain, dtype_of(config, torch.device(cfg.hardware.device)))
+    return plain
 
 
 def evaluable_context(folder: Path) -> int | None:

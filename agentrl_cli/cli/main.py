@@ -182,9 +182,10 @@ def resume(
     ] = None,
 ) -> None:
     """Continue a run from its last checkpoint."""
+    from agentrl_cli.cli.train import print_result
     from agentrl_cli.cli.train import resume as resume_training
 
-    resume_training(run, overrides)
+    print_result(resume_training(run, overrides))
 
 
 @verb("eval")

@@ -6,9 +6,8 @@ A dry run prints what the run needs. It plays episodes if the device of the run 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,11 +25,10 @@ from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import echo, echo_err, has_lost_stdout
+from agentrl_cli.core.terminal import echo, echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.models.template import template_text
-from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.demos import EXPERT_PREFIX, fingerprint
 from agentrl_cli.rollout.play import EpisodeStart, check_failures
@@ -42,32 +40,25 @@ from agentrl_cli.training import memory_plan
 from agentrl_cli.training.build import Parts, build_parts, busy_machine, pick_device
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
-from agentrl_cli.training.loop import interruptible, train
+from agentrl_cli.training.loop import Listener, StopTraining, interruptible, train
 from agentrl_cli.training.rollout_actors import start_actors
 
 DRY_EPISODES = 16  # to play at most, each of another task
 DRY_DEMOS = 100  # of the environment's expert to try at most
 
 
-def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
-    """Create the run, train it and print its result; with `dry` only plan and try it."""
-    if cfg.model.path == PATH:
-        line = "model=endpoint is on a server and cannot be trained"
-        remedy = "evaluate it with agentrl eval model=endpoint model.url=URL ..."
-        raise UserError(f"{line}; {remedy}", code="not-trainable")
-    if cfg.model.get("chat_template"):  # the run stores the text, since the file may change
-        cfg.model.chat_template = template_text(cfg.model.chat_template)
-    if dry:
-        dry_run(cfg)
-        return
+def train_new_run(
+    cfg: DictConfig, command: str, overrides: Sequence[str] = (), listener: Listener | None = None
+) -> Run:
+    """Create the run, train it and return it."""
+    prepare_model(cfg)
     with joined(cfg) as ranks:
         check_ranks(cfg, ranks)
         run: Run | None = None
         with ranks.together():
             if ranks.is_main:
                 build(cfg.logger).check()
-                command = " ".join(["agentrl", *sys.argv[1:]])
-                run = Run.create(cfg, command=command, overrides=overrides)
+                run = Run.create(cfg, command=command, overrides=list(overrides))
         (folder, *_) = ranks.gather(run and str(run.folder), "folder")
         run = run or NullRun(Path(folder))
         with delete_unbuilt_run(run, ranks):
@@ -82,13 +73,14 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
                 if hint := busy_machine():
                     echo_err(hint)
                 attach_loggers(run, cfg, parts)
-            with closing(parts):
-                train(cfg, run, parts, interrupted)
-        if ranks.is_main:
-            print_result(run)
+            with closing(parts), suppress(StopTraining):
+                train(cfg, run, parts, interrupted, listener)
+    return run
 
 
-def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None:
+def resume_run(
+    run: Run, cfg: DictConfig, checkpoint: Checkpoint | None, listener: Listener | None = None
+) -> None:
     """Restore the checkpoint of a run, truncate its logs to it, and train.
 
     `checkpoint` is None in all processes but the first, which broadcasts it.
@@ -116,20 +108,18 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
             run.record_resume(cfg, checkpoint.step)
             echo_err(f"run {run.folder}, from step {checkpoint.step}")
             attach_loggers(run, cfg, parts)
-            with closing(parts):
-                train(cfg, run, parts, interrupted)
-        if ranks.is_main:
-            print_result(run)
+            with closing(parts), suppress(StopTraining):
+                train(cfg, run, parts, interrupted, listener)
 
 
-def print_result(run: Run) -> None:
-    """Print the final table, if stdout can still be written."""
-    try:
-        print(final_table(run), flush=True)
-    except OSError:
-        if not has_lost_stdout():
-            raise
-        echo_err(f"the result cannot be printed; see agentrl report {run.quoted_folder}")
+def prepare_model(cfg: DictConfig) -> None:
+    """Insert the text of the chat template. Raises UserError if the model cannot be trained."""
+    if cfg.model.path == PATH:
+        line = "model=endpoint is on a server and cannot be trained"
+        remedy = "evaluate it with agentrl eval model=endpoint model.url=URL ..."
+        raise UserError(f"{line}; {remedy}", code="not-trainable")
+    if cfg.model.get("chat_template"):  # the run stores the text, since the file may change
+        cfg.model.chat_template = template_text(cfg.model.chat_template)
 
 
 def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:
@@ -195,6 +185,7 @@ def dry_run(cfg: DictConfig) -> None:
     Raises UserError if the run would be refused: if it needs too much memory, cannot be built or
     stored, or its logger is not installed.
     """
+    prepare_model(cfg)
 
     def print_row(name: str, value: object) -> None:
         echo(f"{name:<24} {value}")

@@ -6,8 +6,10 @@ Invalid settings are refused before torch is imported. `run_training` does the r
 from __future__ import annotations
 
 import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -16,10 +18,14 @@ from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
 from agentrl_cli.core.launch import is_first_process, require_single_process, validate_processes
+from agentrl_cli.core.terminal import echo_err, has_lost_stdout
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
+
+if TYPE_CHECKING:
+    from agentrl_cli.training.loop import Listener
 
 WITHOUT_ACTORS = "hardware.actors=null"  # the only other value that a resumed run may change to
 
@@ -31,7 +37,8 @@ def start(
     dry: bool = False,
     file: Path | None = None,
 ) -> None:
-    """Train a new run, configured by overrides or the config.yaml of another run."""
+    """Train a new run, configured by overrides or the config.yaml of another run, and print its
+    result; with `dry` only plan and try it."""
     try:
         composed = load(file, overrides) if file else compose(overrides, config_dir)
     except UserError as error:
@@ -40,15 +47,37 @@ def start(
         line = f"{error}; to train with each value: {sweep_command(overrides, config_dir)}"
         raise UserError(line, code="use-sweep") from None
     cfg = check(composed)
+    validate_new(cfg, dry=dry)
+    from agentrl_cli.cli.run_training import dry_run, train_new_run
+
+    if dry:
+        dry_run(cfg)
+    else:
+        print_result(train_new_run(cfg, " ".join(["agentrl", *sys.argv[1:]]), overrides))
+
+
+def print_result(run: Run) -> None:
+    """Print the final table in the first process, if stdout can still be written."""
+    from agentrl_cli.report.summary import final_table
+
+    if not is_first_process():
+        return
+    try:
+        print(final_table(run), flush=True)
+    except OSError:
+        if not has_lost_stdout():
+            raise
+        echo_err(f"the result cannot be printed; see agentrl report {run.quoted_folder}")
+
+
+def validate_new(cfg: DictConfig, *, dry: bool = False) -> None:
+    """Raise UserError if a new run cannot have this configuration, as far as no model is needed."""
     if cfg.init is not None and not is_folder(Path(cfg.init)):
         find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
     validate_launch(cfg, dry=dry)
     if cfg.choices.get("search"):
         line = "search needs a trained critic; train without it, then run agentrl eval RUN"
         raise UserError(line, code="search-in-training")
-    from agentrl_cli.cli.run_training import train_new_run
-
-    train_new_run(cfg, overrides, dry=dry)
 
 
 def sweep_command(overrides: list[str], config_dir: Path | None) -> str:
@@ -68,8 +97,8 @@ def _is_sweep(overrides: list[str]) -> bool:
         return False
 
 
-def resume(ref: str, overrides: list[str] | None = None) -> None:
-    """Continue a run from its last checkpoint.
+def resume(ref: str, overrides: list[str] | None = None, listener: Listener | None = None) -> Run:
+    """Continue a run from its last checkpoint and return it.
 
     Only `steps`, memory keys (RESUMABLE), server keys (SERVER_KEYS) and WITHOUT_ACTORS may
     change. Raises UserError if nothing is left to do, other keys change, or the run is training.
@@ -91,7 +120,8 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
             validate_resume(run, cfg, checkpoint)
         from agentrl_cli.cli.run_training import resume_run
 
-        resume_run(run, cfg, checkpoint)
+        resume_run(run, cfg, checkpoint, listener)
+    return run
 
 
 def validate_launch(cfg: DictConfig, *, dry: bool = False) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
@@ -36,18 +36,34 @@ if TYPE_CHECKING:
 
 KEPT_EPISODES = 16  # training episodes written at each evaluation
 LOGPROB_GAP_EPISODES = 4  # episodes per step to compare log-probs of generator and trainer
+# called with the run, on_step or on_evaluation, the step and its metrics; False stops the run
+Listener = Callable[[Run, str, int, dict[str, float]], bool]
 
 
-def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
+class StopTraining(KeyboardInterrupt):
+    """The listener stopped the run."""
+
+
+def train(
+    cfg: DictConfig, run: Run, parts: Parts, interrupted: Event, listener: Listener | None = None
+) -> None:
     """Train from `parts.step` to `cfg.steps`, or until `interrupted` is set on any rank.
 
     If all updates are done but the process died before the end, only the last evaluation and
-    checkpoint are made up for. Raises KeyboardInterrupt after an interrupted run is saved.
+    checkpoint are made up for. After an update, its evaluation and its checkpoint, `listener` is
+    called on rank 0. Raises KeyboardInterrupt after an interrupted run is saved, and StopTraining
+    after one that the listener stopped.
     """
-    ranks = parts.ranks
+    ranks, was_stopped = parts.ranks, Event()
 
     def is_interrupted() -> bool:
-        return ranks.any(interrupted.is_set(), "a step's end")
+        return ranks.any(interrupted.is_set() or was_stopped.is_set(), "a step's end")
+
+    def tell(method: str, metrics: dict[str, float]) -> None:
+        if listener is not None:
+            with ranks.together():
+                if ranks.is_main and not listener(run, method, parts.step, metrics):
+                    was_stopped.set()
 
     with run.track(), save_when_stopped(cfg, run, parts):
         saver = Saver(cfg, run, parts)
@@ -56,26 +72,32 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
         saver.keep_if_best()  # in case the process died before it did
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
-                run.log(0, timed_evaluation(parts, run, 0))
+                run.log(0, evaluation := timed_evaluation(parts, run, 0))
                 saver.keep_if_best()
+                tell("on_evaluation", evaluation)
         if parts.step == cfg.steps and ranks.any(not run.is_evaluated(parts.step), "last step"):
             parts.context.step = parts.step - 1  # its value after the update
-            run.log(parts.step, timed_evaluation(parts, run, parts.step))
+            run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
             saver.save()
             saver.keep_if_best()
+            tell("on_evaluation", evaluation)
         while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
-            if evaluates := due(parts.step, cfg.eval_every, cfg.steps):
+            evaluation = None
+            if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
-                run.log(parts.step, timed_evaluation(parts, run, parts.step))
+                run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
             saver.save_if_due()
-            if evaluates:
+            if evaluation is not None:
                 saver.keep_if_best()
+            tell("on_step", metrics)
+            if evaluation is not None:
+                tell("on_evaluation", evaluation)
         if parts.step < cfg.steps:
             saver.save(planned=False)
             echo_err(f"saved; go on with: {resume_command(run, parts)}")
-            raise KeyboardInterrupt
+            raise StopTraining if ranks.any(was_stopped.is_set(), "listener") else KeyboardInterrupt
 
 
 class Saver:
@@ -217,7 +239,8 @@ def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]
                 else:
                     parts.save(run, planned=False)
                     kept = "saved"
-                raise RunAborted(f"{error}; {kept}; go on with: {command}") from error
+                line = f"{error}; {kept}; go on with: {command}"
+                raise RunAborted(line, code=error.code) from error
     except DistributedError as error:
         line = f"{error}; go on from the last checkpoint with: {command}"
         raise DistributedError(line) from error
@@ -259,8 +282,12 @@ def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
 def interruptible(*, launched: bool = False) -> Iterator[Event]:
     """Yield an event that Ctrl-C, SIGTERM and SIGHUP set, so that the current step is completed and
     saved. A second Ctrl-C stops at once. An ignored SIGHUP stays ignored, as under nohup. A
-    launcher sends a second Ctrl-C itself, and SIGTERM if another process dies."""
+    launcher sends a second Ctrl-C itself, and SIGTERM if another process dies. Outside the main
+    thread, where Python has no signals, nothing sets the event."""
     interrupted = Event()
+    if current_thread() is not main_thread():
+        yield interrupted
+        return
 
     def on_signal(number: int, frame: object) -> None:
         if interrupted.is_set():  # other signals can arrive twice: from a shell and from make

@@ -1,0 +1,13 @@
+from .api import Callback as Callback
+from .api import Config as Config
+from .api import Run as Run
+from .api import compose as compose
+from .api import evaluate as evaluate
+from .api import load_policy as load_policy
+from .api import make_env as make_env
+from .api import resume as resume
+from .api import train as train
+from .core.errors import UserError as UserError
+from .envs.math.grader import grade as grade
+
+__version__: str

@@ -1,0 +1,223 @@
+"""The public Python API; docs/python.md shows it in use.
+
+The command line calls the same functions. Everything else in this package may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from omegaconf import DictConfig as Config
+from omegaconf import OmegaConf
+
+from agentrl_cli.config import compose as configs
+from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs import run as stored
+from agentrl_cli.runs.checkpoints import step_of
+from agentrl_cli.runs.find import find_run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from agentrl_cli.envs.base import Env
+
+COMMAND = "agentrl train --config config.yaml"  # repeats a run in its folder
+NOT_OF_ENV = ("algo", "hardware", "logger", "search", "eval", "data")
+
+
+class Run:
+    """A run in its folder. Metrics and episodes are read anew at each call."""
+
+    def __init__(self, run: str | Path) -> None:
+        """Open a run by its folder, a unique prefix of its name, or `last`. Raises UserError if
+        there is none."""
+        self.folder = find_run(str(run)).folder
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self._stored.name
+
+    @property
+    def status(self) -> str:
+        """started, running, done, stopped, failed or killed. `resume` continues a run that is
+        stopped or killed."""
+        return self._stored.status
+
+    @property
+    def config(self) -> Config:
+        """The configuration, complete and checked."""
+        return configs.check(configs.load(self._stored.config_file, []))
+
+    def metrics(self) -> Any:
+        """Return the metrics with one row per step, as a pandas DataFrame, or as a list of dicts if
+        pandas is not installed. Step 0 is the evaluation before training."""
+        by_step: dict[int, dict[str, Any]] = {}
+        for row in self._stored.metrics():
+            by_step.setdefault(row["step"], {}).update(row)
+        rows = list(by_step.values())
+        if find_spec("pandas") is None:
+            return rows
+        import pandas
+
+        return pandas.DataFrame(rows)
+
+    def episodes(
+        self, kind: Literal["eval", "train"] = "eval", step: int | None = None
+    ) -> list[Episode]:
+        """Return the stored episodes of a step, by default of the last step that has some. All
+        episodes of the first split of an evaluation are stored, and some of training. Raises
+        UserError if there are none."""
+        found = self._stored.episode_files(kind)
+        chosen = [file for file in found if step in (None, step_of(file))]
+        if not chosen:
+            steps = ", ".join(str(step_of(file)) for file in found) or "none"
+            line = f"run '{self.name}' has no {kind} episodes"
+            line += "" if step is None else f" of step {step}"
+            raise UserError(f"{line}; it has those of steps: {steps}", code="no-episodes")
+        return episode_files.read_all(chosen[-1])
+
+    @property
+    def _stored(self) -> stored.Run:
+        return stored.Run(self.folder)
+
+
+class Callback:
+    """Code that `train` calls. Override the methods that you need.
+
+    `run` is set before the first call. If a method returns False, the run is saved and stops. If
+    it raises, the run is saved, stops, and `train` raises UserError.
+    """
+
+    run: Run
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> bool | None:
+        """Called after each update, with its metrics. Steps count from 1."""
+
+    def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool | None:
+        """Called after each evaluation, with its metrics, and after `on_step` of the same step."""
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
+    """Return the configuration of a run, composed and checked as at the command line.
+
+    `overrides` are those of `agentrl train`, such as ["algo=grpo", "env=twentyq", "steps=2"].
+    `config_dir` is a folder with your own options. Raises UserError with a line for each mistake,
+    such as an unknown key.
+    """
+    if isinstance(overrides, str):
+        line = f"overrides is the text '{overrides}'; give a list of texts"
+        raise UserError(line, code="invalid-override")
+    return configs.compose_checked(list(overrides), _path(config_dir))
+
+
+def train(config: Config, callbacks: Iterable[Callback] = ()) -> Run:
+    """Train a new run. Progress is printed to stderr.
+
+    Ctrl-C completes the step, saves the run and raises KeyboardInterrupt. Raises UserError if the
+    configuration is wrong, if the folder of `config.name` exists, or if a callback raises.
+    """
+    from agentrl_cli.cli.train import validate_new
+
+    listener = _Callbacks(callbacks)
+    cfg = _checked(config)
+    validate_new(cfg)
+    from agentrl_cli.cli.run_training import train_new_run
+
+    return Run(train_new_run(cfg, COMMAND, listener=listener).folder)
+
+
+def resume(
+    run: Run | str, overrides: Sequence[str] = (), callbacks: Iterable[Callback] = ()
+) -> Run:
+    """Continue a stopped run from its last checkpoint, or train a finished one further with
+    ["steps=N"]. Raises UserError if nothing is left to do, or other keys change."""
+    from agentrl_cli.cli import train as training
+
+    return Run(training.resume(_ref(run), list(overrides), _Callbacks(callbacks)).folder)
+
+
+def evaluate(run: Run | str | Config, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Evaluate the last checkpoint of a run, or the untrained model of a configuration.
+
+    `overrides` change the run's settings, such as ["eval.tasks=20"]. Returns metrics
+    `eval/SPLIT_NAME`; those of a run are also appended to its evaluations.jsonl.
+    """
+    from agentrl_cli.cli.evaluate import evaluate_command, evaluate_model
+
+    if not isinstance(run, Config):
+        return evaluate_command(_ref(run), list(overrides))
+    if overrides:
+        line = "evaluate takes overrides with a run only; give them to compose"
+        raise UserError(line, code="conflict")
+    return evaluate_model(_checked(run))
+
+
+def load_policy(run: Run | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the policy of a run as a plain model of Transformers, in eval mode on the CPU, and its
+    tokenizer. Adapters are merged. Raises UserError if an adapter cannot be merged."""
+    from agentrl_cli.cli import export
+
+    return export.load_policy(_ref(run))
+
+
+def make_env(name: str, config_dir: str | Path | None = None, **settings: Any) -> Env:
+    """Return an environment, with its settings changed: make_env("twentyq", max_turns=5).
+
+    Raises UserError for an unknown name or setting.
+    """
+    known = configs.options("env", _path(config_dir))
+    if name not in known:
+        raise configs.not_found("env", name, known)
+    cfg = configs.compose([f"env={name}"], _path(config_dir))
+    for key, value in settings.items():
+        OmegaConf.update(cfg.env, key, value, force_add=True)
+    return configs.build(configs.check(cfg, skip=NOT_OF_ENV).env)
+
+
+class _Callbacks:
+    """Calls the callbacks of a run, as the listener of the training loop."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.callbacks = list(callbacks)
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                line = f"callback {callback!r} is not an instance of agentrl_cli.Callback"
+                raise UserError(f"{line}; derive its class from it", code="invalid-callback")
+
+    def __call__(self, run: stored.Run, method: str, step: int, metrics: dict[str, float]) -> bool:
+        """Return whether training goes on. Raises RunAborted if a callback raises."""
+        answers = []
+        for callback in self.callbacks:
+            callback.run = Run(run.folder)
+            try:
+                answers.append(getattr(callback, method)(step, metrics))
+            except Exception as error:
+                name, reason = type(callback).__name__, f"{type(error).__name__}: {error}"
+                line = f"callback '{name}' failed in {method} at step {step} ({reason})"
+                raise RunAborted(line, code="callback") from error
+        return all(answer is None or answer for answer in answers)
+
+
+def _checked(config: Config) -> Config:
+    """Return a copy, checked again, since its values may have been changed."""
+    if not isinstance(config, Config):
+        line = f"{config!r} is not a configuration; give one of compose or of run.config"
+        raise UserError(line, code="not-a-config")
+    return configs.check(config)
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def _ref(run: Run | str) -> str:
+    return str(run.folder if isinstance(run, Run) else run)

@@ -1,0 +1,176 @@
+"""The public Python API: what its functions return, and how callbacks and mistakes stop a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import agentrl_cli
+from agentrl_cli import api
+from agentrl_cli.runs.run import Run as StoredRun
+from tests.builders.errors import user_error
+from tests.builders.runs import facts, folders, settings
+
+QUICK = ["steps=2", "eval_every=1", "save_every=0", "eval.greedy=false"]
+
+
+class Watch(agentrl_cli.Callback):
+    """Records its calls, and stops the run or raises in one of them."""
+
+    def __init__(self, at: tuple[str, int] | None = None, error: Exception | None = None) -> None:
+        self.at, self.error = at, error
+        self.calls: list[tuple[str, int, int]] = []
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> bool:
+        return self.goes_on("step", step, metrics["episodes/count"])
+
+    def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool:
+        assert len(self.run.episodes(step=step)) == metrics["eval/test_episodes"]
+        return self.goes_on("evaluation", step, metrics["eval/test_episodes"])
+
+    def goes_on(self, kind: str, step: int, episodes: float) -> bool:
+        self.calls.append((kind, step, int(episodes)))
+        if (kind, step) == self.at and self.error is not None:
+            raise self.error
+        return (kind, step) != self.at
+
+
+def config(root: Path, name: str, *more: str) -> agentrl_cli.Config:
+    return agentrl_cli.compose([*settings(root, "rft", name), *QUICK, *more], folders(root))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, watch: Watch) -> agentrl_cli.Run:
+    """A finished run, trained outside the main thread, as some notebooks do."""
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(agentrl_cli.train, config(root, "it"), [watch]).result()
+
+
+def stored(run: agentrl_cli.Run) -> dict[str, Any]:
+    return facts(StoredRun(run.folder)) | {"step": None}  # step-2 or last-2
+
+
+def test_callback_is_called_after_steps_and_evaluations(run: agentrl_cli.Run, watch: Watch):
+    assert watch.calls == [
+        ("evaluation", 0, 4), ("step", 1, 8), ("evaluation", 1, 4), ("step", 2, 8),
+        ("evaluation", 2, 4),
+    ]  # fmt: skip
+    assert (run.status, run.name, watch.run.folder) == ("done", "it", run.folder)
+    assert run.config == agentrl_cli.Run(str(run.folder)).config
+
+
+def test_stopped_run_resumes_to_equal_run(root: Path, run: agentrl_cli.Run):
+    part = agentrl_cli.train(config(root, "stopped"), [Watch(at=("step", 1))])
+    assert part.status == "stopped" and [row["step"] for row in rows(part)] == [0, 1]
+    whole = agentrl_cli.resume(part, callbacks=[later := Watch()])
+    assert whole.status == "done" and stored(whole) == stored(run)
+    assert later.calls == [("step", 2, 8), ("evaluation", 2, 4)]
+
+
+def test_raising_callback_leaves_resumable_run(root: Path, run: agentrl_cli.Run):
+    broken = Watch(at=("evaluation", 1), error=ValueError("no disk"))
+    with user_error("callback") as caught:
+        agentrl_cli.train(config(root, "broken"), [broken])
+    assert all(text in str(caught.value) for text in ("Watch", "no disk"))
+    assert agentrl_cli.Run(root / "broken").status == "stopped"
+    assert stored(agentrl_cli.resume(str(root / "broken"))) == stored(run)
+
+
+def rows(run: agentrl_cli.Run) -> list[dict[str, Any]]:
+    return run.metrics().to_dict("records")
+
+
+def test_metrics_have_one_row_per_step(run: agentrl_cli.Run, monkeypatch: pytest.MonkeyPatch):
+    pandas = pytest.importorskip("pandas")
+    frame = run.metrics()
+    monkeypatch.setattr(api, "find_spec", lambda name: None)
+    plain = run.metrics()
+    assert [row["step"] for row in plain] == [0, 1, 2] and "reward/mean" not in plain[0]
+    assert all({"reward/mean", "eval/test_success"} <= row.keys() for row in plain[1:])
+    pandas.testing.assert_frame_equal(frame, pandas.DataFrame(plain))
+
+
+def test_episodes_are_those_of_a_step(run: agentrl_cli.Run):
+    of_run = StoredRun(run.folder)
+    assert run.episodes() == of_run.read_episodes("eval", 2)
+    assert run.episodes("train", 1) == of_run.read_episodes("train", 1)
+
+
+def test_evaluation_repeats_that_of_training(root: Path, run: agentrl_cli.Run):
+    last, first = run.metrics().iloc[-1], run.metrics().iloc[0]
+    for found, row in (
+        (agentrl_cli.evaluate(run), last),
+        (agentrl_cli.evaluate(run.config), first),
+    ):
+        names = [name for name in found if name.startswith("eval/")]
+        assert len(names) > 5 and all(found[name] == row[name] for name in names)
+    assert agentrl_cli.evaluate(run, ["eval.tasks=1"])["eval/test_episodes"] == 2
+    assert len((run.folder / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_policy_has_the_weights_of_the_run(run: agentrl_cli.Run):
+    model, tokenizer = agentrl_cli.load_policy(run)
+    last = StoredRun(run.folder).latest_checkpoint()
+    saved = load_file(last / "models" / "policy" / "model.safetensors")
+    weights = model.state_dict()
+    assert saved.keys() <= weights.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in saved.items())
+    ids = tokenizer("Is it alive?", return_tensors="pt")["input_ids"]
+    reply = model.generate(ids, max_new_tokens=2, do_sample=False)  # pyright: ignore
+    assert reply.shape[1] > ids.shape[1] and not model.training  # pyright: ignore
+
+
+def test_environment_takes_settings():
+    env = agentrl_cli.make_env("twentyq", max_turns=1)
+    env.reset(env.tasks("test")[0], seed=0)
+    assert env.step("Is it alive?").done
+    assert agentrl_cli.make_env("twentyq").tasks("test")
+
+
+MISTAKES: dict[str, tuple[str, Callable[[agentrl_cli.Run], object]]] = {
+    "key": ("unknown-key", lambda run: agentrl_cli.compose(["stpes=2"])),
+    "text": ("invalid-override", lambda run: agentrl_cli.compose("steps=2")),
+    "name": ("run-exists", lambda run: agentrl_cli.train(run.config)),
+    "run": ("not-a-config", lambda run: agentrl_cli.train(run)),  # pyright: ignore
+    "finished": ("nothing-left", lambda run: agentrl_cli.resume(run)),
+    "class": ("invalid-callback", lambda run: agentrl_cli.train(run.config, [Watch])),  # pyright: ignore
+    "no run": ("unknown-run", lambda run: agentrl_cli.evaluate("nope")),
+    "both": ("conflict", lambda run: agentrl_cli.evaluate(run.config, ["eval.tasks=1"])),
+    "step": ("no-episodes", lambda run: run.episodes("train", 7)),
+    "env": ("unknown-option", lambda run: agentrl_cli.make_env("twentyqq")),
+    "setting": ("unknown-key", lambda run: agentrl_cli.make_env("twentyq", turns=2)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_refused(run: agentrl_cli.Run, mistake: str):
+    code, call = MISTAKES[mistake]
+    before = sorted(run.folder.parent.iterdir())
+    with user_error(code):
+        call(run)
+    assert sorted(run.folder.parent.iterdir()) == before
+
+
+def test_changed_value_is_checked_again(root: Path):
+    wrong = config(root, "wrong")
+    wrong.steps = 0
+    with user_error("invalid-value"):
+        agentrl_cli.train(wrong)
+    assert not (root / "wrong").exists()
