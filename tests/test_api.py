@@ -1,4 +1,4 @@
-"""The public Python API: what its functions return, and how callbacks and mistakes stop a run."""
+"""The public Python API: results of its functions, callbacks, resume, and mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = ["steps=3", "eval_every=1", "save_every=0", "eval.greedy=false"]
 
 
 class Watch(agentrl_cli.Callback):
-    """Records its calls, and stops the run or raises in one of them."""
+    """Records its calls. In the call `at` it stops the run, or raises `error`."""
 
     def __init__(self, at: tuple[str, int] | None = None, error: Exception | None = None) -> None:
         self.at, self.error = at, error
