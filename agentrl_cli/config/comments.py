@@ -45,13 +45,14 @@ def settings(
     comments = dict(described(Settings, plain))
     sources: dict[str, str] = {}
     for node, values, source in _parts(overrides, config_dir):
-        keys = (f"{node}.{key}" if node else key for key in files.flatten(values))
+        flat = files.flatten(values, keep_empty=True)
+        keys = (f"{node}.{key}" if node else key for key in flat)
         sources |= dict.fromkeys(keys, source)
     for item in parse_overrides(overrides):
         keys = files.flatten({item.key_or_group: item.value()})
         sources |= dict.fromkeys(keys, COMMAND_LINE)
     rows = []
-    for key, value in files.flatten(plain).items():
+    for key, value in files.flatten(plain, keep_empty=True).items():
         holder = key  # the source of a key may be that of its node
         while holder and holder not in sources:
             holder = holder.rpartition(".")[0]

@@ -186,16 +186,22 @@ def described(cls: type, node: Node, key: Key = ()) -> Iterator[tuple[str, str]]
             yield from described(inner, value, (*key, name))
 
 
-def is_text(cls: type, node: Any, path: list[str]) -> bool:
-    """Return whether the field at `path` in a node is declared as a text."""
+def field_type(cls: type, node: Any, path: list[str]) -> Any:
+    """Return the declared type of the field at `path` in a node, or None if there is none."""
     kind: Any = cls
     for name in path:
+        kind = _plain(kind)
         with suppress(UserError):  # reported when the node is validated
             kind = settings_class(node["_target_"]) if is_target_node(node) else kind
         if not (isinstance(kind, type) and is_dataclass(kind) and isinstance(node, dict)):
-            return False
-        kind, node = _plain(hints(kind).get(name)), node.get(name)
-    return kind is str
+            return None
+        kind, node = hints(kind).get(name), node.get(name)
+    return kind
+
+
+def is_text(cls: type, node: Any, path: list[str]) -> bool:
+    """Return whether the field at `path` in a node is declared as a text."""
+    return _plain(field_type(cls, node, path)) is str
 
 
 @cache

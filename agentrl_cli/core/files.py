@@ -163,12 +163,14 @@ def null_if_not_finite(value: Any) -> Any:
     return value
 
 
-def flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """Return a nested mapping as a flat one with dotted keys."""
+def flatten(node: Any, path: str = "", *, keep_empty: bool = False) -> dict[str, Any]:
+    """Return a nested mapping as a flat one with dotted keys. Empty mappings inside it are left
+    out, or kept as values."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         name = f"{path}.{key}" if path else str(key)
-        flat |= flatten(value, name) if isinstance(value, dict) else {name: value}
+        is_inner = isinstance(value, dict) and (value or not keep_empty)
+        flat |= flatten(value, name, keep_empty=keep_empty) if is_inner else {name: value}
     return flat
 
 
