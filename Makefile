@@ -7,6 +7,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
+DOCS := $(VENV)/.agentrl-docs-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 SERVER := .venv-vllm
 SERVER_STAMP := $(SERVER)/.agentrl-installed
@@ -18,7 +19,7 @@ VLLM := 0.32.0
 ENVS := arithmetic twentyq tau_mini wiki
 ABLATED := arithmetic twentyq
 
-.PHONY: setup tiny-models demo test check ci results results-page pictures ranks-test vllm-test ray-test kills fuzz soak performance parity clean
+.PHONY: setup tiny-models demo test check ci results results-page pictures docs ranks-test vllm-test ray-test kills fuzz soak performance parity clean
 
 setup: $(STAMP)
 
@@ -31,7 +32,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 # all optional packages
 $(EXTRAS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,all,docs]'
+	touch $@
+
+# the generator of the documentation site
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 demo: setup
@@ -119,10 +125,14 @@ results-page: setup
 pictures: setup
 	$(BIN)/python tools/pictures.py
 
+# the documentation site in build/docs, in a minute; fails on warnings and links that lead nowhere
+docs: $(DOCS)
+	$(BIN)/python tools/docs_site.py build/docs
+
 # trains the embedded model of an environment from random weights, about four hours on one core:
 # make tiny-models ENV=arithmetic; then python -m tools.tiny_models ship RUN ENV
 tiny-models: setup
 	$(BIN)/python -m tools.tiny_models $(ENV) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(SERVER) $(PEERS) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVER) $(PEERS) build .pytest_cache .ruff_cache .hypothesis

@@ -97,12 +97,12 @@ def render(rows: list[Row], node_comments: dict[str, str], width: int | None = N
                 about = node_comments.get(".".join(path[: depth + 1]), "")
                 add(depth, f"{path[depth]}:", about)
         about = f"{row['comment']} [{row['source']}]".strip()
-        add(len(path), f"{name}: {_shown(row['value'])}", about)
+        add(len(path), f"{name}: {shown(row['value'])}", about)
         above = path
     return lines
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as YAML in one line."""
     import yaml
 

@@ -6,8 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +14,17 @@ import pytest
 from agentrl_cli.report.compare import gather
 from agentrl_cli.report.page import write
 from agentrl_cli.runs import episode_files
+from tests.builders.browser import CHROMIUM, HEIGHT, MISSING, WIDTH, browse
 from tests.builders.report import BASE, episodes, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
 image = pytest.importorskip("PIL.Image", reason="the picture is read with pillow")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), "")
-MISSING = "no chromium on this machine (Debian: apt install chromium)"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,  # starts a browser
     pytest.mark.skipif(not CHROMIUM, reason=MISSING),
 ]
-WIDTH, HEIGHT = 1200, 2400
 HOSTILE = "<script>document.body.remove()</script><img src=http://127.0.0.1:9/x.png>"
-
-
-def browse(
-    page: Path, folder: Path, *more: str, width: int = WIDTH
-) -> subprocess.CompletedProcess[str]:
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        "--disable-background-networking", "--disable-sync", "--no-first-run",
-        f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{HEIGHT}",
-        "--enable-logging=stderr", "--v=0", *more, page.as_uri(),
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 def evaluate(page: Path, folder: Path, script: str, *more: str, width: int = WIDTH) -> Any:
