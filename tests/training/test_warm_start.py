@@ -61,7 +61,7 @@ def test_mixed_it_learns_from_both(played: Path):
 TWENTYQ = ["env=twentyq", "rollout.max_new_tokens=24"]
 CHANGED = {
     "train-": ('"name": "train-', '"name": "test-'),
-    "system message": ("Say something.", "Say nothing."),
+    "other instructions": ("Say something.", "Say nothing."),
 }
 
 
