@@ -96,6 +96,7 @@ def test_sign_accuracy_at_the_deciding_turn(tree: Tree):
     assert sign_accuracy(exact, routes, [[1.0] * 4] * 300) == pytest.approx(1 - lost / 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "low", "high"), [(1.0, 1.0, 1.0), (0.5, 0.5, 0.9)])
 def test_sign_of_grpo_is_right_without_chance(loss: float, low: float, high: float):
     parts = parts_of(f"env.loss={loss}")
@@ -119,6 +120,7 @@ def test_what_cannot_be_diagnosed_is_refused(overrides: list[str], code: str):
     assert refused.value.code == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["stepagent_implicit", "stepagent_inverse"])
 def test_rewards_of_demonstrations_are_scored_without_controls(algo: str):
     overrides = ["recipe=courier", f"algo={algo}", "data.demos=expert:4"]

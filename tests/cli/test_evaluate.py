@@ -34,6 +34,7 @@ def test_bare_model_plays_without_algorithm(monkeypatch: pytest.MonkeyPatch, tmp
         evaluate_command(None, [*HERE, "algo=nlac", "algo.diagnostics.num_states=1"])
 
 
+@pytest.mark.slow
 def test_run_is_evaluated_in_another_environment(tmp_path: Path):
     run = trained(tmp_path / "runs", "grpo", "it", "steps=1", "eval.baseline=false")
     record = evaluate_command(str(run.folder), ["env=arithmetic", "eval.greedy=false"])

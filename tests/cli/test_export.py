@@ -122,6 +122,7 @@ def test_card_names_base_command_and_results(run: Run, tmp_path: Path):
         assert text in card
 
 
+@pytest.mark.slow
 def test_card_names_the_runs_before(run: Run, tmp_path: Path):
     demos = f"data.demos={ROOT / 'tests' / 'builders' / 'coin_demos.jsonl'}"
     later = trained(tmp_path, "sft", "later", *ONE, f"init={run.folder}", demos)

@@ -138,6 +138,7 @@ def test_report_prints_a_table_and_writes_a_page(agentrl: Agentrl, grid: Path):
     assert page.read_text() == "as it was" and sorted(grid.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_zip_contains_the_report_only(agentrl: Agentrl, grid: Path):
     (grid / "report" / "pages").mkdir(parents=True)
     (grid / "report" / "pages" / "gone.html").write_text("of another report")

@@ -98,6 +98,7 @@ def test_golden_mutations_replay_to_their_reward():
             assert (record["reward"], record["stop"]) == (variant["reward"], "done")
 
 
+@pytest.mark.slow
 def test_replay_prints_one_json_object(agentrl: Agentrl, tmp_path: Path):
     (tmp_path / "script.txt").write_text("What is your zip?\ncancel(1)\n")
     about = ["play", "env=tau_mini", "--task", "mini-train-0", "--script", "script.txt"]

@@ -43,6 +43,7 @@ def is_same_as_whole(run: Run) -> bool:
     return run.is_done and facts(run) == facts(whole) and saved(run) == saved(whole)
 
 
+@pytest.mark.slow
 def test_moved_run_resumes_to_the_same_bytes(here: Path):
     (here.parent / "store").rename("elsewhere")
     shutil.rmtree("elsewhere/base")

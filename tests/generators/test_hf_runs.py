@@ -24,7 +24,7 @@ CASES = {
     "nlac, sampled roles": ("nlac", [UNREAD]),
 }
 
-SLOW = ("stepagent_implicit", "nlac, all activations kept")
+SLOW = ("stepagent_implicit", "nlac, all activations kept", "nlac, sampled roles")
 
 
 def run_of(folder: Path, root: Path, algo: str, name: str, *more: str) -> Run:

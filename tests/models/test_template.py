@@ -136,6 +136,7 @@ def test_invalid_template_file_is_refused(tmp_path: Path, content: bytes | None)
     assert not (tmp_path / "runs" / "it").exists()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_template_when_the_file_is_gone(tmp_path: Path):
     folder, file = with_template(tmp_path / "model", None), tmp_path / "mine.jinja"
     file.write_text("{# mine #}\n" + CHATML)

@@ -116,6 +116,7 @@ def test_strange_names_are_drawn_and_written(tmp_path: Path):
         assert "text" in tags and not tags & {"script", "image", "a"}
 
 
+@pytest.mark.slow
 def test_training_episodes_show_credit(tmp_path: Path):
     folder = write_run(tmp_path / "a")
     rows = episodes({"cat": [1, 0]}, advantage=-0.5, value=0.25)
@@ -131,6 +132,7 @@ def test_training_episodes_show_credit(tmp_path: Path):
     assert columns == [("12.0", "12.0"), ("12.0", "0.0")]
 
 
+@pytest.mark.slow
 def test_log_probs_are_shown_on_request(tmp_path: Path):
     write_run(tmp_path / "a", model={"path": "tiny"})
     written(tmp_path / "out", tmp_path)

@@ -97,6 +97,7 @@ def test_what_is_reported_is_the_kept_step(run: Run, tmp_path: Path):
     assert "step 2" in final_table(copy)
 
 
+@pytest.mark.slow
 def test_keep_last_reports_the_last(tmp_path: Path):
     run = trained(tmp_path, "grpo", "it", "eval.splits=[test,val]", "eval_every=1")
     assert read_record(run).final_step == 4 and not kept(run)

@@ -47,7 +47,7 @@ def test_stored_predictions_are_within_a_fifth(model: str):
     assert FIGURES[f"{model}_predicted"] == pytest.approx(measured, rel=0.2)
 
 
-@pytest.mark.parametrize("way", ["fp32", "checkpointed"])
+@pytest.mark.parametrize("way", ["fp32", pytest.param("checkpointed", marks=pytest.mark.slow)])
 def test_prediction_is_within_a_fifth_of_training(way: str):
     measured, predicted = bench.compare(way, 128)
     assert predicted == pytest.approx(measured, rel=0.2)

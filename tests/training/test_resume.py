@@ -55,6 +55,7 @@ def test_repeated_run_is_bit_identical(tmp_path: Path, algo: str, more: list[str
     assert facts(first) == facts(again)
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(tmp_path: Path):
     first, other = (facts(trained(tmp_path, "sft", f"s{i}", f"seed={i}")) for i in range(2))
     assert first["metrics"] != other["metrics"] and first["weights"] != other["weights"]

@@ -208,6 +208,7 @@ def test_sft_on_demonstrations_plays_nothing(imitated: Run):
     assert len(imitated.meta["demos"]) == 16
 
 
+@pytest.mark.slow
 def test_changed_demonstrations_refuse_resume_not_evaluation(
     tmp_path: Path,
 ):

@@ -130,6 +130,7 @@ def test_expert_reference_by_hand(model_folder: Path):
 # the bandit: one state, four arms, an expert with known chances
 
 
+@pytest.mark.slow
 def test_implicit_variant_approaches_the_expert(model_folder: Path):
     bandit = Bandit(implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls(EXPERT, 40))
     far = bandit.distance()

@@ -31,6 +31,8 @@ from tools.tiny_models.tests.corpus_builder import (
     twentyq_corpus,
 )
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 EVERYTHING = dict.fromkeys(ROLES, 0.4)
 TEXTS = 5
 STAGE = Stage(until=9, mixture={}, roles={}, own_play=0, thought_weight=1.0, role_weight=1.0)

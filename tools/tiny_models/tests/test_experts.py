@@ -7,10 +7,14 @@ import random
 import re
 from dataclasses import replace
 
+import pytest
+
 from agentrl_cli.core.types import Task
 from tools.tiny_models.clerk import ClerkState, where_item_is
 from tools.tiny_models.reader import ReaderState, ask, compared, due, observe, recall
 from tools.tiny_models.tests.corpus_builder import tau_corpus, wiki_corpus
+
+pytestmark = pytest.mark.slow  # of tools that are rarely used
 
 RECITED = re.compile(
     r"Look for the \w+ of \w+\.|The \w+ (is|are) .+ \(\d\)\.|(Of .+ \d+\. )?It is \w+\."

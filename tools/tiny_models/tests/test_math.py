@@ -18,6 +18,8 @@ from tools.tiny_models.tests.corpus_builder import (
     texts_of,
 )
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 FACT = re.compile(r"(-?\d+)(\+|-|/|\\cdot)(-?\d+)=(\S+)")
 
 

@@ -13,6 +13,8 @@ from agentrl_cli.models.forward import ModelForward, Passes, collate, forward, t
 from tests.builders.packed_rows import LAYOUTS, model_of
 from tools.tiny_models.pretraining import branched_sample
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 EXACT = 1e-5
 
 

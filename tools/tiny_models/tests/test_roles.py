@@ -18,6 +18,8 @@ from tools.tiny_models.tests.corpus_builder import (
     spoken,
 )
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 EXPLORING = ("explored", "evaluate", "refine", "rollouts")
 
 

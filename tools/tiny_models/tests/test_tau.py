@@ -13,6 +13,8 @@ from tools.tiny_models.played import Transition
 from tools.tiny_models.tau import TauCorpus
 from tools.tiny_models.tests.corpus_builder import seeds, tau_corpus
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 SHOWN = re.compile(r"The \w+ is in (\d+), (pending|delivered)\.")
 
 

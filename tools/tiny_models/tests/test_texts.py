@@ -11,6 +11,8 @@ import pytest
 from tools.tiny_models.base import Text
 from tools.tiny_models.tests.corpus_builder import ROLES, WORLDS, corpus_of
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 DIGESTS = {
     "math": "cfc49fb44e5c7d35",
     "twentyq": "68562134fc671206",

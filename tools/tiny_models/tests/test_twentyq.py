@@ -15,6 +15,8 @@ from tools.tiny_models.tests.corpus_builder import (
 )
 from tools.tiny_models.twentyq import TwentyQCorpus
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 ANSWER_WORDS = {"yes": "Yes.", "no": "No.", "sometimes": "Sometimes.", "": "I cannot answer that."}
 
 

@@ -12,6 +12,8 @@ from tools.tiny_models.played import Transition
 from tools.tiny_models.tests.corpus_builder import seeds, wiki_corpus
 from tools.tiny_models.wiki import WikiCorpus
 
+pytestmark = pytest.mark.slow  # of tools that are rarely used
+
 
 @pytest.fixture(scope="module")
 def corpus() -> WikiCorpus:
