@@ -88,7 +88,9 @@ def test_stopped_and_broken_run_resumes_to_equal_run(root: Path, run: agentrl_cl
 
 
 def rows(run: agentrl_cli.Run) -> list[dict[str, Any]]:
-    return run.metrics().to_dict("records")
+    """The metrics as a list, also with pandas."""
+    found = run.metrics()
+    return found if isinstance(found, list) else found.to_dict("records")
 
 
 def test_metrics_have_one_row_per_step(run: agentrl_cli.Run, monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +110,7 @@ def test_episodes_are_those_of_a_step(run: agentrl_cli.Run):
 
 
 def test_evaluation_repeats_that_of_training(root: Path, run: agentrl_cli.Run):
-    last, first = run.metrics().iloc[-1], run.metrics().iloc[0]
+    first, *_, last = rows(run)
     for found, row in (
         (agentrl_cli.evaluate(run), last),
         (agentrl_cli.evaluate(run.config), first),
