@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +64,14 @@ def find_model(path: str) -> str:
         raise UserError(f"{line}; {remedy}", code="missing-file")
     adapter = place / "adapter_config.json"
     if files.is_file(adapter) and not files.is_file(place / "config.json"):
-        base = files.read_json(adapter).get("base_model_name_or_path") or "BASE"
-        line = f"'{path}' holds an adapter without its base model"
-        raise UserError(f"{line}; give model.path={base} init={path}", code="adapter")
+        raise _adapter_error(path, adapter, f"init={path}")
     return path
+
+
+def _adapter_error(path: str, file: Path, remedy: str) -> UserError:
+    base = files.read_json(file).get("base_model_name_or_path") or "BASE"
+    line = f"'{path}' holds an adapter without its base model"
+    return UserError(f"{line}; give model.path={base} {remedy}", code="adapter")
 
 
 def converted_folder(path: str) -> Path | None:
@@ -131,11 +135,24 @@ def explain_read_errors(kind: str, source: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if kind != "weights" and (file := _adapter_on_hub(str(source))):
+            remedy = "init=FOLDER, the folder of the downloaded adapter"
+            raise _adapter_error(str(source), file, remedy) from error
         text = str(error).strip() or type(error).__name__
         reason = text.splitlines()[0].split(". ")[0].rstrip(".")
         remedy = "give tiny, a folder with safetensors, a GGUF file, or a model on the hub"
         line = f"cannot read {kind} from '{source}' ({reason}); {remedy}"
         raise UserError(line, code="unreadable-model") from error
+
+
+def _adapter_on_hub(name: str) -> Path | None:
+    """Return the file that describes an adapter, if `name` is one on the hub or in its cache."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    with suppress(OSError, ValueError):  # no such name
+        if not Path(name).exists() and (file := find_adapter_config_file(name)):
+            return Path(file)
+    return None
 
 
 def _fill(final: Path, path: str) -> None:

@@ -38,6 +38,7 @@ SHOWN_METRICS = (
     "reward/*", "episodes/success", "episodes/error_rate", "*/loss", "*/match", "eval/*_success",
 )  # fmt: skip
 TABLES = ("episodes/train", "episodes/eval")  # keys of tables in W&B
+MAX_TAG = 64  # characters
 BLOCK, HEADER = 32768, 7  # bytes of a block and of a header in a .wandb file
 HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
@@ -186,6 +187,14 @@ class WandbLogger(Fallible):
             line = "the artifact 'report' needs matplotlib and jinja2"
             remedy = "pip install 'agentrl-cli[report]', or leave it out of logger.artifacts"
             raise UserError(f"{line}; {remedy}", code="missing-package")
+        for tag in self._own_tags():
+            if not 0 < len(tag) <= MAX_TAG:
+                line = f"the tag '{tag[:20]}' for W&B has {len(tag)} characters"
+                remedy = f"give 1 to {MAX_TAG} in logger.tags and WANDB_TAGS"
+                raise UserError(f"{line}; {remedy}", code="invalid-tag")
+
+    def _own_tags(self) -> list[str]:
+        return [*self.tags, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))]
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the page of the run. Raises UserError if W&B refuses."""
@@ -197,9 +206,11 @@ class WandbLogger(Fallible):
         began = time.monotonic()
         try:
             self._open(run, cfg, self.mode)
-        except wandb.Error as error:
+        except (wandb.Error, ValueError) as error:  # ValueError: of a setting or WANDB_ variable
             if time.monotonic() - began < self.timeout:
-                message = f"wandb refused ({error}); log in or give logger.mode=offline"
+                reason = " ".join(str(error).split())
+                remedy = "change that setting, log in or give logger.mode=offline"
+                message = f"wandb refused ({reason}); {remedy}"
                 raise UserError(message, code="tracker-refused") from None
             echo(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
             self._open(run, cfg, "offline")
@@ -222,7 +233,7 @@ class WandbLogger(Fallible):
         config: Any = OmegaConf.to_container(cfg, resolve=True)
         identity = run.meta["wandb_id"]
         tags = [str(cfg.choices[group]) for group in TAGS if cfg.choices.get(group)]
-        tags += [*self.tags, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))]
+        tags += self._own_tags()
         settings = wandb.Settings(
             console="off", quiet=True, init_timeout=self.timeout, finish_timeout=self.timeout,
             finish_timeout_raises=True,

@@ -21,11 +21,12 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message
 from agentrl_cli.models import fetch
 from agentrl_cli.models.fetch import PACKAGES, cached_models, find_model, remove_model
+from agentrl_cli.models.load import load_tokenizer
 from agentrl_cli.rollout.chat_template import Chat
 from tests.builders.command_line import agentrl
 from tests.builders.errors import user_error
 from tests.builders.gguf_files import write_gguf, write_wheel
-from tests.builders.models import LORA, build
+from tests.builders.models import LORA, build, model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
 SMOLLM2 = PACKAGES["smollm2"]
@@ -169,6 +170,19 @@ def test_bad_paths_are_refused(gguf: Path, tmp_path: Path):
     assert cached_models() == {}
     build("tiny", LORA).save(tmp_path / "run")
     refuse(tmp_path / "run" / "policy", "adapter")
+
+
+def test_adapter_of_the_hub_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "models--some--adapter"
+    (folder / "snapshots" / "1").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("1")
+    about = json.dumps({"base_model_name_or_path": "some/base"})
+    (folder / "snapshots" / "1" / "adapter_config.json").write_text(about)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with user_error("adapter", "model.path=some/base"):
+        load_tokenizer(model_config("some/adapter"))
 
 
 def test_several_or_no_cached_models_are_not_removed(gguf: Path):

@@ -259,6 +259,19 @@ def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
         run.attach([logger], cfg)
 
 
+@pytest.mark.wandb
+@pytest.mark.usefixtures("offline")
+def test_values_that_wandb_refuses_are_user_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, cfg = new_run(tmp_path)
+    monkeypatch.setenv("WANDB_TAGS", f"a,{'b' * 65}")
+    with user_error("invalid-tag", "65"):
+        wandb_logger().check()  # before a run begins
+    monkeypatch.delenv("WANDB_TAGS")
+    cfg.choices.algo = "c" * 65  # it becomes a tag, too
+    with user_error("tracker-refused", "65"):
+        run.attach([wandb_logger()], cfg)
+
+
 # artifacts
 
 
