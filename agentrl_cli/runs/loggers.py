@@ -192,6 +192,16 @@ class WandbLogger(Fallible):
                 line = f"the tag '{tag[:20]}' for W&B has {len(tag)} characters"
                 remedy = f"give 1 to {MAX_TAG} in logger.tags and WANDB_TAGS"
                 raise UserError(f"{line}; {remedy}", code="invalid-tag")
+        import wandb
+
+        try:
+            settings = wandb.Settings()
+            settings.update_from_env_vars(dict(os.environ))
+            settings.project = self.project
+        except (wandb.Error, ValueError) as error:
+            line = f"wandb refuses a setting ({' '.join(str(error).split())})"
+            remedy = "change it in logger or in the variable WANDB_…"
+            raise UserError(f"{line}; {remedy}", code="tracker-refused") from None
 
     def _own_tags(self) -> list[str]:
         return [*self.tags, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))]

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,8 @@ def test_values_that_wandb_refuses_are_user_errors(tmp_path: Path, monkeypatch: 
     with user_error("invalid-tag", "65"):
         wandb_logger().check()  # before a run begins
     monkeypatch.delenv("WANDB_TAGS")
+    with user_error("tracker-refused", "a/b"):
+        replace(wandb_logger(), project="a/b").check()
     cfg.choices.algo = "c" * 65  # it becomes a tag, too
     with user_error("tracker-refused", "65"):
         run.attach([wandb_logger()], cfg)

@@ -46,6 +46,7 @@ DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
 PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
 )
+MULTIPLE_OF_I = re.compile(r"(?<=\d)i(?![A-Za-z])")
 Check = Callable[[str | None, str | None, bool, float], str]
 MAX_LETTERS = 3  # of a product of variables; more letters are a word
 MAX_DIGITS = 2000  # to which two irrational numbers are compared
@@ -72,6 +73,10 @@ def load_checker() -> Check:
     math_verify.parser.parse_expr = parse_arithmetic  # sympy's own parser calls `eval`
     math_verify.parser.latex2sympy = partial(  # R - r is not 0
         latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
+    )
+    is_complex = math_verify.parser.should_treat_as_complex  # finds i, but not in 2i
+    math_verify.parser.should_treat_as_complex = lambda text: is_complex(
+        MULTIPLE_OF_I.sub(" i", text)
     )
     math_verify.grader.sympy_numeric_eq = are_equal_numbers
     math_verify.grader.sympy_symbolic_eq = are_equal
@@ -102,8 +107,7 @@ def load_checker() -> Check:
         mine = [] if answer is None else (parse_reply if whole_reply else parse_answer)(answer)
         if answer is None or gold is None:
             return " ".join(str([*mine, *right, "nothing"][0]).split())[:200]
-        if any(map(is_region, right)) != any(map(is_region, mine)):
-            right, mine = (list(map(as_region, both)) for both in (right, mine))
+        right, mine = with_regions(right, mine)
         if right and mine and verify(right, mine, timeout_seconds=0):
             return "verified"
         if whole_reply and mine and isinstance(mine[0], FiniteSet) and mine[0].args:
@@ -220,6 +224,18 @@ def is_region(value: Any) -> bool:
     from sympy import Interval, Union  # pyright: ignore[reportMissingImports]
 
     return isinstance(value, Interval | Union)
+
+
+def with_regions(right: list[Any], mine: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return both answers with bounds as sets if one of them is a set: x > 2 for (2, oo), and for x
+    in (2, oo)."""
+    if right and mine and is_region(region := getattr(right[0], "rhs", None)):
+        bounds = as_region(mine[0])
+        if is_region(bounds) and mine[0].free_symbols == {right[0].lhs}:
+            return [region], [bounds]
+    if any(map(is_region, right)) != any(map(is_region, mine)):
+        return list(map(as_region, right)), list(map(as_region, mine))
+    return right, mine
 
 
 def as_region(value: Any) -> Any:
