@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from agentrl_cli.algos.nlac.role_sft import OUTCOMES, count_verdict
 from agentrl_cli.algos.nlac.roles import fill
 from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.envs.base import Env
@@ -27,7 +28,6 @@ from tools.tiny_models.base import (
 )
 
 CARELESS, TEMPTED = 0.25, 0.6  # probability of the closed road, without and with a temptation
-OUTCOMES = ("Success.", "Failure.")
 
 
 @dataclass
@@ -137,12 +137,7 @@ class CourierCorpus(Corpus):
         count = rng.choice(READ_FORECASTS[:3])
         mine = self._outcomes(count, rng)
         others = self._outcomes(count, rng) if rng.random() < 0.7 else []
-        rest = "as well as another turn" if others else "well"
-        critique = f"Optimality: Yes. It ends {rest}."
-        if mine.count("Success.") < (others.count("Success.") if others else len(mine) / 2):
-            rest = "worse than another turn" if others else "in failure"
-            critique = f"Optimality: No. It ends {rest}."
-        is_good = "Yes" in critique
+        critique, is_good = count_verdict(mine, others)
         others_of = [f"{road}." for road in ROADS if f"{road}." != action]
         return CritiqueExample(
             at, action,
