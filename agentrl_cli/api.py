@@ -6,6 +6,7 @@ The command line calls the same functions. Everything else in this package may c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -66,9 +67,7 @@ class Run:
         rows = list(by_step.values())
         if find_spec("pandas") is None:
             return rows
-        import pandas
-
-        return pandas.DataFrame(rows)
+        return import_module("pandas").DataFrame(rows)
 
     def episodes(
         self, kind: Literal["eval", "train"] = "eval", step: int | None = None
