@@ -1,15 +1,17 @@
-"""Measures every learning figure of an environment anew: `make results`; with `--ablations` those
-of NLAC's ablations on MATH or Twenty Questions, which go to docs/results/ENV_ablations.json.
+"""Compare the algorithms of an environment at equal tuning: `python bench/results.py ENV`.
 
-Every run is a shipped preset; writes docs/results/ENV.json, ENV_critic.json and ENV_curves.json,
-where the records of runs that are not in the folder stay, and agentrl_cli/cli/reproduce.json,
-against which `agentrl reproduce` holds a later run. Each algorithm and control trains from the
-shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
-by side. Who learns from demonstrations gets one fixed set of the expert's, SFT from the base,
-StepAgent, DPO, PPO and RFT once more from that SFT. A run that is already done is not repeated;
-with `--missing` one whose record is stored is left out, too, also where its folder is gone. The
-table that it prints last is that of `agentrl report FOLDER --markdown`; `make pictures` and `make
-results-page` then draw the curves and write docs/results.md.
+Every algorithm gets the same:
+
+1. Trials, judged on the split `val`, with a seed that no comparison uses: some learning rates, then
+   other sizes of the optimizer step at the best rate. The other rates of an algorithm keep their
+   ratio to its main rate. While the best rate is at the edge, the next one is tried as well.
+2. A longer run with the best settings. `val` chooses after how many updates to stop.
+3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
+
+Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
+interrupted goes on. Each has one thread. The trials go to docs/results/ENV_trials.json, the results
+to ENV.json, ENV_critic.json and ENV_curves.json, those of SmolLM2 to smollm2.json. Last, it prints
+the settings that the recipe must have.
 """
 
 from __future__ import annotations
@@ -18,21 +20,27 @@ import argparse
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from threading import Lock
+from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli import reproduce
 from agentrl_cli.config.compose import compose
+from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.report.compare import gather, markdown
 from agentrl_cli.report.records import LEARNING_TIMES
 from agentrl_cli.rollout.demos import EXPERT_PREFIX
-from agentrl_cli.runs.run import Run, step_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -40,195 +48,284 @@ AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 CONTROLS = (
     "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
 )  # fmt: skip
-MAJORITY_AGAIN = "empty_critiques"  # teaches what `majority` does, to the bit: one seed shows it
-OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must stay flat
-TASKS = {
-    "twentyq": {"test": 40, "train": 44, "val": 12},
-    "tau_mini": {"test": 30, "train": 90, "val": 30},
-    "arithmetic": {"test": 200, "train": 1000, "val": 100},
-    "wiki": {"test": 80, "train": 240, "val": 40},
-}
-Rows = list[dict[str, Any]]
-PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
-STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
-FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
-SOURCES = (("nlac", "nlac_paper"), ("self_ac", "self_ac_slides"))  # to their letter
-VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
-    "twentyq": (
-        ("sft", OWN_PLAY),
-        ("ppo", "ppo_from_sft"),
-        ("rft", "rft_from_sft"),
-        ("nlac", "plain_farewell"),  # told as little of a lost game as the others
-        ("grpo", "graded_reward"),  # told as much
-    ),
-}
-ABLATIONS = {  # of NLAC, each a preset: all where they are cheap, elsewhere the most telling
+OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must stay flat
+ABLATIONS = {
     "arithmetic": (
         "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
         "shared_critic", "guarded",
     ),
     "twentyq": ("shared_critic", "k1"),
 }  # fmt: skip
+PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
+STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
+SOURCES = ("nlac_paper", "self_ac_slides")  # as in the paper and the slides
+EVERYWHERE = (*STUDENTS, *PLAYERS, "archer_small", *SOURCES)
+TRIAL_SEED = 10
+VAL_EPISODES = 600
+GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of main learning rates
+MAIN_RATE = {"stepagent_inverse": "algo.ppo.optimizer.lr"}
+OTHER_RATES = {
+    "ppo": ("algo.optimizer.head_lr",),
+    "archer_small": ("algo.critic_optimizer.lr", "algo.critic_optimizer.head_lr"),
+}
+STEP_SIZE = {
+    "nlac": "algo.advanced.minibatch_tokens", "stepagent_inverse": "algo.ppo.minibatch_tokens",
+    "archer": "algo.actor_states",
+}  # fmt: skip
+STARTS: defaultdict[Path, Lock] = defaultdict(Lock)  # runs from which several others start
+Rows = list[dict[str, Any]]
+Changes = dict[str, float]
 
 
-class Plan(NamedTuple):
-    """One run."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is compared in an environment, and what each algorithm gets."""
 
-    env: str
-    algo: str
-    variant: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The run's folder: nlac-shuffled_outcomes-s1."""
-        return "-".join(filter(None, [self.algo, self.variant, f"s{self.seed}"]))
-
-    @property
-    def preset(self) -> str:
-        """The shipped preset that says how it is run."""
-        return preset(self._asdict())
-
-    @property
-    def start(self) -> Plan | None:
-        """The run that it starts from; None: the base."""
-        is_later = (self.variant or self.algo) in FROM_SFT
-        return self._replace(algo="sft", variant="") if is_later else None
-
-    def settings(self) -> list[str]:
-        """The overrides of the run."""
-        return [f"experiment={self.preset}", f"seed={self.seed}"]
+    tasks: dict[str, int]  # by split
+    names: tuple[str, ...] = EVERYWHERE
+    rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)
+    extended: bool = True  # if the best rate is at the edge
+    step_sizes: tuple[float, ...] = (0.5, 2.0)  # of the recipe's
+    steps: tuple[int, ...] = (6, 12, 24, 48)  # to choose from; none: the recipe's
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    file: str = ""  # of the results; default: that of the environment
 
 
-def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
-    """Everything that is compared, seed by seed."""
-    compared = [(algo, "") for algo in (*PLAYERS, *STUDENTS)]
-    if controls:
-        compared += [("nlac", control) for control in CONTROLS]
-        compared += [*SOURCES, *VARIANTS.get(env, ())]
-    return [
-        Plan(env, algo, variant, seed)
-        for seed in seeds for algo, variant in compared
-        if variant != MAJORITY_AGAIN or seed == min(seeds)
-    ]  # fmt: skip
+# Of SmolLM2 a trial takes minutes. All start from one SFT, whose success its recipe has chosen.
+SMOLLM2: dict[str, Any] = {
+    "names": ("grpo", "rft", "self_ac", "nlac", "stepagent_implicit", "stepagent_inverse"),
+    "rates": (3e-5, 1e-4, 3e-4), "extended": False, "step_sizes": (0.5,), "steps": (),
+    "seeds": (0, 1), "file": "smollm2",
+}  # fmt: skip
+COMPARISONS = {
+    "twentyq": Comparison(
+        tasks={"test": 40, "train": 44, "val": 12},
+        names=(*EVERYWHERE, "ppo_from_sft", "rft_from_sft"),
+    ),
+    "tau_mini": Comparison(tasks={"test": 30, "train": 90, "val": 30}),
+    "arithmetic": Comparison(tasks={"test": 200, "train": 1000, "val": 100}),
+    "wiki": Comparison(tasks={"test": 80, "train": 240, "val": 40}),
+    "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 100}, **SMOLLM2),
+    "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **SMOLLM2),
+}
+TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
 
 
-def ablations(env: str, seeds: list[int]) -> list[Plan]:
-    """NLAC without one of its parts, or with more of one."""
-    return [Plan(env, "nlac", variant, seed) for variant in ABLATIONS[env] for seed in seeds]
-
-
-def missing(work: Sequence[Plan], stored: Rows) -> list[Plan]:
-    """The plans without a stored record of as many updates, behind the runs that these start
-    from. A record of other weights must be deleted by hand."""
-    known = {(row["algo"], row["variant"], row["seed"], row["steps"]) for row in stored}
-    left = [
-        plan for plan in work
-        if (plan.algo, plan.variant, plan.seed, compose(plan.settings()).steps) not in known
-    ]  # fmt: skip
-    starts = [plan.start for plan in left if plan.start is not None]
-    return list(dict.fromkeys([*starts, *left]))
-
-
-class Startable(Protocol):
-    """A run that starts from the base or from another run."""
+class Trainable(Protocol):
+    """A run that starts from the initial model or from another run."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def start(self) -> Startable | None: ...
+    def start(self) -> Trainable | None: ...
 
     def settings(self) -> list[str]: ...
 
 
-def train(plan: Startable, folder: Path) -> None:
-    """Train one run unless it is done."""
+@dataclass(frozen=True)
+class Plan:
+    """A run of a comparison, or a trial. `what` is an algorithm or an ablation."""
+
+    env: str
+    what: str
+    seed: int
+    trial: str = ""
+    changes: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.env}_{self.what}_{self.trial or f's{self.seed}'}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that are chosen: recipe, algo and, if it is one, ablation."""
+        preset = f"{self.env}_{self.what}"
+        if preset in PRESETS and not self.what.startswith("archer"):  # that name was archer_small
+            return dict(text.split("=") for text in preset_overrides(preset))
+        return {"recipe": self.env, "algo": self.what}
+
+    @property
+    def algo(self) -> str:
+        return self.options["algo"]
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """The configuration without changes."""
+        options = [f"{group}={name}" for group, name in self.options.items()]
+        return compose([*options, f"seed={self.seed}"])
+
+    @property
+    def start(self) -> Plan | None:
+        """The run of the same seed that it starts from; None: the initial model."""
+        if self.config.init is None:
+            return None
+        what = Path(self.config.init).name.removeprefix(f"{self.env}_")
+        return best_plan(self.env, what.removesuffix(f"_s{self.seed}"), self.seed)
+
+    def settings(self) -> list[str]:
+        """The overrides of the run."""
+        options = [f"{group}={name}" for group, name in self.options.items()]
+        changes = [f"{key}={value:g}" for key, value in self.changes]
+        judged = ["eval.splits=[val]", f"eval.episodes_per_task={VAL_EPISODES // self._val_tasks}"]
+        if self.algo == "nlac":
+            judged.append("algo.diagnostics.num_states=0")
+        always = [f"seed={self.seed}", "hardware.threads=1", "eval.greedy=false"]
+        return [*options, *always, *(judged if self.trial else ()), *changes]
+
+    @property
+    def _val_tasks(self) -> int:
+        return COMPARISONS[self.env].tasks["val"]
+
+
+# running
+
+
+def train(plan: Trainable, folder: Path) -> Path:
+    """Return the folder of a run. Train it, and before it the run that it starts from, unless they
+    are done."""
     run = folder / plan.name
-    if is_done(run):
-        return
-    if run.exists():
-        raise SystemExit(f"{run} is there but not done; remove it")
-    own = [*plan.settings(), f"runs={folder}", f"name={plan.name}"]
-    own += [f"init={folder / plan.start.name}"] if plan.start else []
-    with (folder / f"{plan.name}.log").open("w") as log:
-        subprocess.run([*AGENTRL, "train", *own], check=True, cwd=ROOT, stdout=log, stderr=log)
+    start = [f"init={train(plan.start, folder)}"] if plan.start else []
+    with STARTS[run]:
+        if not is_done(run):
+            own = [f"runs={folder}", f"name={plan.name}", *start]
+            command = ["resume", str(run)] if run.exists() else ["train", *plan.settings(), *own]
+            print(plan.name, flush=True)
+            with (folder / f"{plan.name}.log").open("a") as log:
+                subprocess.run(
+                    [*AGENTRL, *command], check=True, cwd=ROOT, stdout=log, stderr=log
+                )  # fmt: skip
+    return run
 
 
-def train_all(work: Sequence[Startable], folder: Path, jobs: int) -> None:
-    """First what starts from the base, then what starts from one of those runs."""
-    for later in (False, True):
-        with ThreadPoolExecutor(jobs) as pool:
-            group = [plan for plan in work if (plan.start is not None) is later]
-            list(pool.map(lambda plan: train(plan, folder), group))
-
-
-def remaining(work: Sequence[Plan], folder: Path, stored: Rows) -> str:
-    """How many runs are left, and what playing and training will take them on one thread, by what
-    the stored runs of the same kind took, or else all."""
-    left = [plan for plan in work if not is_done(folder / plan.name)]
-    took: dict[tuple[str, str], list[float]] = {}
-    for row in stored:
-        if row["split"] == "test":
-            took.setdefault((row["algo"], row["variant"]), []).append(row["seconds"])
-    known = {kind: fmean(seconds) for kind, seconds in took.items()}
-    usual = fmean(known.values()) if known else 0.0
-    minutes = sum(known.get((plan.algo, plan.variant), usual) for plan in left) / 60
-    guessed = len({(plan.algo, plan.variant) for plan in left} - known.keys())
-    time = f"about {minutes // 60:.0f} h {minutes % 60:.0f} min of one thread"
-    unsure = f", {guessed} kinds of run guessed" if guessed else ""
-    return f"{len(left)} of {len(work)} runs are left, {time}{unsure}"
-
-
-def refuse_other_plans(work: list[Plan], folder: Path) -> None:
-    """SystemExit where a finished run trained for another number of updates than its preset."""
-    for plan in work:
-        if is_done(folder / plan.name):
-            refuse_other_steps(folder / plan.name, compose(plan.settings()).steps)
-
-
-def refuse_other_steps(run: Path, steps: int) -> None:
-    """SystemExit where a finished run trained for another number of updates."""
-    found = step_of(Run(run).latest_checkpoint())
-    if found != steps:
-        raise SystemExit(f"{run} has {found} updates, not {steps}; remove it, or agentrl resume it")
+def train_all(work: Sequence[Trainable], folder: Path, jobs: int) -> None:
+    """Train runs side by side."""
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda plan: train(plan, folder), work))
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has finished."""
+    """Return whether a run has finished."""
     meta = run / "meta.json"
     return meta.exists() and json.loads(meta.read_text())["status"] == "done"
 
 
+# tuning
+
+
+def at_rate(plan: Plan, rate: float) -> Changes:
+    """Return the changes that give a plan's algorithm a learning rate."""
+    main = MAIN_RATE.get(plan.algo, "algo.optimizer.lr")
+    own = OmegaConf.select(plan.config, main)
+    others = {key: OmegaConf.select(plan.config, key) for key in OTHER_RATES.get(plan.algo, ())}
+    scaled = {key: float(f"{v * rate / own:.2g}") for key, v in others.items() if v is not None}
+    return {main: rate, **scaled}
+
+
+def at_size(plan: Plan, factor: float) -> Changes:
+    """Return the changes that give a plan's algorithm a larger or smaller optimizer step."""
+    key = STEP_SIZE.get(plan.algo, "algo.minibatch_tokens")
+    return {key: int(OmegaConf.select(plan.config, key) * factor)}
+
+
+class Tuning:
+    """The trials of an algorithm, which `run` does one after another."""
+
+    def __init__(self, env: str, what: str, folder: Path) -> None:
+        self.env, self.what, self.folder = env, what, folder
+        self.comparison = COMPARISONS[env]
+        self.plan = Plan(env, what, TRIAL_SEED)
+        self.rows: Rows = []
+
+    def run(self) -> None:
+        """Do the trials and store them."""
+        rates = list(self.comparison.rates)
+        success = {rate: self.judge(f"rate_{rate:g}", at_rate(self.plan, rate)) for rate in rates}
+        while self.comparison.extended and (rate := next_rate(success)):
+            success[rate] = self.judge(f"rate_{rate:g}", at_rate(self.plan, rate))
+        best = at_rate(self.plan, max(success, key=success.__getitem__))
+        for factor in self.comparison.step_sizes:
+            self.judge(f"size_{factor:g}", best | at_size(self.plan, factor))
+        if steps := self.comparison.steps:
+            longest = {"steps": max(steps), "eval_every": min(steps)}
+            self.judge("long", best_trial(self.rows)["changes"] | longest)
+        write(f"{self.env}_trials.json", self.rows)
+
+    def judge(self, trial: str, changes: Changes) -> float:
+        """Run a trial and return its last success on `val`."""
+        plan = Plan(self.env, self.what, TRIAL_SEED, trial, tuple(changes.items()))
+        rows = [row for row in metrics(train(plan, self.folder)) if "eval/val_success" in row]
+        common = named(plan) | {"trial": trial, "changes": changes}
+        self.rows += [common | {"step": r["step"], "val": r["eval/val_success"]} for r in rows]
+        print(plan.name, changes, [round(row["eval/val_success"], 3) for row in rows], flush=True)
+        return rows[-1]["eval/val_success"]
+
+
+def next_rate(success: Changes) -> float | None:
+    """Return the rate of the grid that extends rates whose best is the highest or lowest."""
+    best = max(success, key=success.__getitem__)
+    place = GRID.index(best) + (best == max(success)) - (best == min(success))
+    return GRID[place] if 0 <= place < len(GRID) and GRID[place] not in success else None
+
+
+def best_trial(rows: Rows) -> dict[str, Any]:
+    """Return the last evaluation of the trial whose success is the highest."""
+    last = {row["trial"]: row for row in rows if row["trial"] != "long"}
+    return max(last.values(), key=lambda row: row["val"])
+
+
+def best_plan(env: str, what: str, seed: int) -> Plan:
+    """Return the run with the settings that the trials chose, or with those of the recipe if there
+    were none. An ablation has the settings of its algorithm."""
+    plan = Plan(env, what, seed)
+    for name in (what, plan.algo):
+        rows = [
+            row for row in load(f"{env}_trials.json") if (row["variant"] or row["algo"]) == name
+        ]
+        if rows:
+            long = [row for row in rows if row["trial"] == "long"]
+            long = [row for row in long if row["step"] in COMPARISONS[env].steps]
+            steps = {"steps": max(long, key=lambda row: row["val"])["step"]} if long else {}
+            return Plan(env, what, seed, "", tuple((best_trial(rows)["changes"] | steps).items()))
+    return plan
+
+
+# records
+
+
+def metrics(run: Path) -> Rows:
+    """Return all rows of a run's metrics."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def read(run: Path) -> tuple[dict[str, Any], Rows, Rows]:
-    """meta.json, the evaluations and the updates of a run."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Return meta.json, the evaluations and the updates of a run."""
+    rows = metrics(run)
     evaluations = [row for row in rows if "eval/test_success" in row]
     updates = [row for row in rows if "time/rollout" in row]
     return json.loads((run / "meta.json").read_text()), evaluations, updates
 
 
+def named(plan: Plan) -> dict[str, Any]:
+    """Return what tells the records of a plan from others."""
+    variant = plan.what if plan.what != plan.algo else ""
+    return {"env": plan.env, "algo": plan.algo, "variant": variant, "seed": plan.seed}
+
+
 def records(plan: Plan, run: Path) -> Rows:
-    """One record per split, from the run's own files."""
+    """Return one record per split."""
     meta, evaluations, updates = read(run)
-    base, last = evaluations[0], evaluations[-1]
     demos = yaml.safe_load((run / "config.yaml").read_text())["data"]["demos"]
     common = named(plan) | {
-        "env": plan.env,
-        "model": "tiny",
-        "init": plan.start.algo if plan.start else "base",
+        "model": "smollm2" if plan.env.endswith("smollm2") else "tiny",
+        "init": plan.start.what if plan.start else "base",
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
     }
-    return by_split(common | cost(meta, updates), base, last)
-
-
-def named(plan: Plan) -> dict[str, Any]:
-    """What tells the records of a plan from others of its environment."""
-    return {"algo": plan.algo, "variant": plan.variant, "seed": plan.seed}
+    return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
 
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
-    """What a run took, and the commit that ran."""
+    """Return the cost of a run, and the commit that ran."""
     return {
         "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
@@ -238,12 +335,12 @@ def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
 
 
 def seconds_of(update: dict[str, Any]) -> float:
-    """What an update took, play and training; no evaluation."""
+    """Return the seconds of an update, without evaluations."""
     return sum(update.get(name, 0.0) for name in LEARNING_TIMES)
 
 
 def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:
-    """A record for each split of two evaluations, the first and the last."""
+    """Return a record for each split of the first and the last evaluation."""
     return [
         common
         | {
@@ -260,7 +357,7 @@ def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any])
 
 
 def critic_records(plan: Plan, run: Path) -> Rows:
-    """What was measured of the critic at each evaluation."""
+    """Return what each evaluation measured of the critic."""
     found = []
     for row in read(run)[1]:
         measured = {k: v for k, v in row.items() if k.startswith(("nlac/", "critic/", "policy/kl"))}
@@ -270,8 +367,7 @@ def critic_records(plan: Plan, run: Path) -> Rows:
 
 
 def curve(plan: Plan, run: Path) -> dict[str, Any]:
-    """Success as it was played for each update, and how many episodes and seconds of play and
-    training the run had learnt from by then."""
+    """Return the success of the episodes of each update, with the episodes and seconds before."""
     updates = read(run)[2]
     episodes = accumulate((int(row["episodes/count"]) for row in updates), initial=0)
     seconds = accumulate(map(seconds_of, updates), initial=0.0)
@@ -283,74 +379,82 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
 
 
 def preset(record: dict[str, Any]) -> str:
-    """The shipped preset that repeats the run of a record."""
+    """Return the name under which `agentrl reproduce` repeats the run of a record."""
     return f"{record['env']}_{record['variant'] or record['algo']}"
 
 
-def keep(record: dict[str, Any]) -> None:
-    """Store the result on test objects for `agentrl reproduce`."""
-    if record["split"] == "test":
-        found = reproduce.Result(*(record[key] for key in ("split", "final", "low", "high")))
-        reproduce.store_result(preset(record), record["seed"], found)
+def load(name: str) -> Rows:
+    """Return stored records; none if the file is missing."""
+    file = RESULTS / name
+    return json.loads(file.read_text()) if file.exists() else []
 
 
 def write(name: str, rows: Rows) -> None:
-    """Put records in the place of those of the same runs; those of other runs stay."""
-    file = RESULTS / name
-    stored: Rows = json.loads(file.read_text()) if file.exists() else []
-    kept = [row for row in stored if run_key(row) not in set(map(run_key, rows))]
+    """Replace the stored records of the same runs; the others stay."""
+    known = set(map(run_key, rows))
+    kept = [row for row in load(name) if run_key(row) not in known]
     everything = sorted([*kept, *rows], key=run_key)
-    file.write_text(json.dumps(everything, indent=1) + "\n")
+    (RESULTS / name).write_text(json.dumps(everything, indent=1) + "\n")
     print(f"{len(rows)} records of {len(everything)} in docs/results/{name}")
 
 
-def run_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
-    """What tells the run of a record from others of its file."""
-    return record["algo"], record["variant"], str(record.get("demos", "")), record["seed"]
+def run_key(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells the run of a record from others of its file."""
+    names = [str(record.get(key, "")) for key in ("env", "algo", "variant", "demos")]
+    return *names, record["seed"]
+
+
+def store(plans: Sequence[Plan], folder: Path) -> None:
+    """Write the records of the runs that are done."""
+    done = [(plan, folder / plan.name) for plan in plans if is_done(folder / plan.name)]
+    rows = [row for plan, run in done for row in records(plan, run)]
+    name = COMPARISONS[plans[0].env].file or plans[0].env
+    write(f"{name}.json", rows)
+    for row in rows:
+        if row["split"] == "test" and preset(row) in PRESETS:
+            found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
+            reproduce.store_result(preset(row), row["seed"], found)
+    critics = [row for plan, run in done for row in critic_records(plan, run)]
+    write(f"{name}_critic.json", critics)
+    write(f"{name}_curves.json", [curve(plan, run) for plan, run in done if plan.what in PLAYERS])
+    print(markdown(gather([str(run) for _, run in done])))
+
+
+def is_tuned(what: str) -> bool:
+    """Return whether a name gets trials of its own: all but controls and ablations."""
+    return what in {name for comparison in COMPARISONS.values() for name in comparison.names}
+
+
+def compare(env: str, what: str, folder: Path) -> None:
+    """Tune an algorithm and train it with each seed."""
+    if is_tuned(what):
+        Tuning(env, what, folder).run()
+    for seed in COMPARISONS[env].seeds:
+        train(best_plan(env, what, seed), folder)
 
 
 def main() -> None:
-    """Run all plans and write the records."""
+    """Run what is not done, and store the records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="twentyq", choices=TASKS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--no-controls", action="store_true")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms and controls to run")
-    parser.add_argument("--ablations", action="store_true", help="NLAC's, and nothing else")
-    parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
-    parser.add_argument("--plan", action="store_true", help="print what is left, and nothing else")
-    parser.add_argument("--missing", action="store_true", help="what has no stored record")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
+    parser.add_argument("env", choices=COMPARISONS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms and ablations to run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--folder", type=Path, help="of the runs; default: runs/results/ENV")
     asked = parser.parse_args()
-    if asked.ablations and asked.env not in ABLATIONS:
-        parser.error(f"--ablations are those of --env {' and '.join(ABLATIONS)}")
-    name = f"{asked.env}_ablations" if asked.ablations else asked.env
-    folder = (asked.folder or ROOT / "runs" / "results" / name).resolve()
-    compared = plans(asked.env, asked.seeds, not asked.no_controls)
-    work = ablations(asked.env, asked.seeds) if asked.ablations else compared
-    chosen = [plan for plan in work if not asked.only or (plan.variant or plan.algo) in asked.only]
-    refuse_other_plans(work, folder)
-    file = RESULTS / f"{name}.json"
-    stored: Rows = json.loads(file.read_text()) if file.exists() else []
-    chosen = missing(chosen, stored) if asked.missing else chosen
-    print(f"{name}: {remaining(chosen, folder, stored)}", flush=True)
-    if asked.plan:
-        return
+    folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if not asked.write_only:
-        train_all(chosen, folder, asked.jobs)
-    done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
-    rows = [row for plan, run in done for row in records(plan, run)]
-    write(f"{name}.json", rows)
-    for row in rows:
-        keep(row)
-    print(markdown(gather([str(run) for _, run in done])))
-    critics = [row for plan, run in done for row in critic_records(plan, run)]
-    write(f"{name}_critic.json", critics)
-    played = [(plan, run) for plan, run in done if (plan.variant or plan.algo) in PLAYERS]
-    if played:
-        write(f"{name}_curves.json", [curve(plan, run) for plan, run in played])
+    names = asked.only or COMPARISONS[asked.env].names
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        first = [name for name in names if name == "sft"]  # others start from it
+        for group in (first, [name for name in names if name not in first]):
+            list(pool.map(lambda what: compare(asked.env, what, folder), group))
+    plans = [best_plan(asked.env, w, s) for w in names for s in COMPARISONS[asked.env].seeds]
+    store(plans, folder)
+    for what in names:
+        plan = best_plan(asked.env, what, 0)
+        own = {key: OmegaConf.select(plan.config, key) for key, _ in plan.changes}
+        if differing := {key: value for key, value in plan.changes if own[key] != value}:
+            print(f"the recipe must have for {what}: {differing}")
 
 
 if __name__ == "__main__":
