@@ -16,8 +16,7 @@ PEERS_STAMP := $(PEERS)/.agentrl-installed
 ARCHER ?= https://github.com/YifeiZhou02/ArCHer
 ETO ?= https://github.com/Yifan-Song793/ETO
 VLLM := 0.32.0
-ENVS := arithmetic twentyq tau_mini wiki
-ABLATED := arithmetic twentyq
+ENVS := arithmetic twentyq tau_mini wiki arithmetic_smollm2 courier_smollm2
 
 .PHONY: setup tiny-models demo test check ci results results-page pictures docs ranks-test vllm-test ray-test kills fuzz soak performance parity clean
 
@@ -109,13 +108,9 @@ parity: setup $(PEERS_STAMP)
 	$(PEERS)/bin/python bench/peers/parity_side.py tests/parity --archer $(ARCHER) --eto $(ETO)
 	$(BIN)/python bench/parity.py
 
-# all comparisons, about six hours on two cores; finished runs under runs/results are not repeated
+# all comparisons; finished runs under runs/results are not repeated, interrupted ones go on
 results: setup
-	for env in $(ENVS); do $(BIN)/python bench/results.py --env $$env --plan || exit 1; done
-	for env in $(ABLATED); do $(BIN)/python bench/results.py --env $$env --ablations --plan || exit 1; done
-	for env in $(ENVS); do $(BIN)/python bench/results.py --env $$env || exit 1; done
-	for env in $(ABLATED); do $(BIN)/python bench/results.py --env $$env --ablations || exit 1; done
-	$(BIN)/python bench/stepagent.py
+	for env in $(ENVS); do $(BIN)/python bench/results.py $$env || exit 1; done
 
 # docs/results.md, from the records in docs/results
 results-page: setup

@@ -72,6 +72,7 @@ STEP_SIZE = {
     "nlac": "algo.advanced.minibatch_tokens", "stepagent_inverse": "algo.ppo.minibatch_tokens",
     "archer": "algo.actor_states",
 }  # fmt: skip
+SFT_STEPS = (3, 6, 9, 12)
 STARTS: defaultdict[Path, Lock] = defaultdict(Lock)  # runs from which several others start
 Rows = list[dict[str, Any]]
 Changes = dict[str, float]
@@ -109,6 +110,12 @@ COMPARISONS = {
     "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **SMOLLM2),
 }
 TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
+
+
+def horizons(env: str, algo: str) -> tuple[int, ...]:
+    """Return the numbers of updates of which `val` chooses one."""
+    steps = COMPARISONS[env].steps
+    return SFT_STEPS if steps and algo == "sft" else steps
 
 
 class Trainable(Protocol):
@@ -246,7 +253,7 @@ class Tuning:
         best = at_rate(self.plan, max(success, key=success.__getitem__))
         for factor in self.comparison.step_sizes:
             self.judge(f"size_{factor:g}", best | at_size(self.plan, factor))
-        if steps := self.comparison.steps:
+        if steps := horizons(self.env, self.plan.algo):
             longest = {"steps": max(steps), "eval_every": min(steps)}
             self.judge("long", best_trial(self.rows)["changes"] | longest)
         write(f"{self.env}_trials.json", self.rows)
@@ -261,7 +268,7 @@ class Tuning:
         return rows[-1]["eval/val_success"]
 
 
-def next_rate(success: Changes) -> float | None:
+def next_rate(success: dict[float, float]) -> float | None:
     """Return the rate of the grid that extends rates whose best is the highest or lowest."""
     best = max(success, key=success.__getitem__)
     place = GRID.index(best) + (best == max(success)) - (best == min(success))
@@ -283,10 +290,11 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
             row for row in load(f"{env}_trials.json") if (row["variant"] or row["algo"]) == name
         ]
         if rows:
-            long = [row for row in rows if row["trial"] == "long"]
-            long = [row for row in long if row["step"] in COMPARISONS[env].steps]
-            steps = {"steps": max(long, key=lambda row: row["val"])["step"]} if long else {}
-            return Plan(env, what, seed, "", tuple((best_trial(rows)["changes"] | steps).items()))
+            steps = horizons(env, plan.algo)
+            long = [row for row in rows if row["trial"] == "long" and row["step"] in steps]
+            changes = best_trial(rows)["changes"]
+            changes |= {"steps": max(long, key=lambda row: row["val"])["step"]} if long else {}
+            return Plan(env, what, seed, "", tuple(changes.items()))
     return plan
 
 

@@ -19,7 +19,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.runs.run import Run
-from bench.results import ABLATIONS, CONTROLS, TASKS, Plan, ablations, missing, plans, preset
+from bench.results import ABLATIONS, CONTROLS, TASKS, preset
 from tests.builders.command_line import agentrl, refused
 from tests.builders.errors import user_error
 from tests.builders.models import write_model
@@ -67,24 +67,6 @@ def test_stored_numbers_are_those_of_the_records():
         for seed, kept in runs.items():
             row = recorded[name, seed]
             assert Result(**kept) == Result("test", row["final"], row["low"], row["high"])
-
-
-@pytest.mark.slow
-def test_compared_runs_are_presets_with_their_start():
-    compared = [one for env in TASKS for one in plans(env, [5], controls=True)]
-    ablated = [one for env in ABLATIONS for one in ablations(env, [5])]
-    for plan in (*compared, *ablated):
-        cfg = compose([*preset_overrides(plan.preset), "seed=5", "runs=x"])
-        algo = "archer_small" if plan.algo == "archer" else plan.algo  # its name in the records
-        assert (cfg.choices.algo, cfg.choices.env) == (algo, plan.env)
-        assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
-
-
-def test_missing_records_include_their_starts():
-    nlac, later = Plan("arithmetic", "nlac", "", 0), Plan("arithmetic", "dpo", "", 1)
-    stored = [{"algo": "nlac", "variant": "", "seed": 0, "steps": 12}]
-    assert missing([nlac, later], stored) == [later.start, later]
-    assert missing([nlac], [stored[0] | {"steps": 24}]) == [nlac]
 
 
 def test_result_inside_the_stored_interval_agrees():

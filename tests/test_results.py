@@ -1,0 +1,81 @@
+"""The protocol of the comparisons: equal trials, the choice of settings, and the final runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.config.compose import compose
+from bench import results
+from bench.results import COMPARISONS, Plan, at_rate, at_size, best_plan, next_rate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", COMPARISONS)
+def test_every_plan_composes_and_has_its_start(env: str):
+    names = (*COMPARISONS[env].names, *results.ABLATIONS.get(env, ()))
+    for what in names:
+        plan = Plan(env, what, 5)
+        config = compose([*plan.settings(), "runs=x"])
+        assert (config.choices.recipe, config.choices.algo, config.seed) == (env, plan.algo, 5)
+        assert config.init == (f"x/{plan.start.name}" if plan.start else None)
+        assert all(at_rate(plan, 1e-4).values()) and all(at_size(plan, 0.5).values())
+
+
+def test_other_rates_keep_their_ratio():
+    plan = Plan("twentyq", "ppo", 10)
+    body, head = (plan.config.algo.optimizer[key] for key in ("lr", "head_lr"))
+    changes = at_rate(plan, 3e-5)
+    assert changes["algo.optimizer.lr"] == 3e-5
+    assert changes["algo.optimizer.head_lr"] / 3e-5 == pytest.approx(head / body, rel=0.05)
+
+
+def test_rates_are_extended_at_the_edge():
+    assert next_rate({3e-5: 0.1, 1e-4: 0.2, 3e-4: 0.3}) == 1e-3
+    assert next_rate({3e-5: 0.4, 1e-4: 0.2, 3e-4: 0.3}) == 1e-5
+    assert next_rate({3e-5: 0.1, 1e-4: 0.5, 3e-4: 0.3}) is None
+    assert next_rate({1e-6: 0.9, 3e-6: 0.2}) is None  # the end of the grid
+
+
+def success(plan: Plan, step: int) -> float:
+    """Learning is best at rate 1e-3 with a large step, and is over after 12 updates."""
+    changes = dict(plan.changes)
+    worse = abs(changes["algo.optimizer.lr"] - 1e-3) * 100
+    worse += 0.1 * (changes.get("algo.minibatch_tokens", 0) < 1000)
+    return 0.9 - worse - 0.01 * abs(step - 12)
+
+
+def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    done: list[str] = []
+
+    def train(plan: Plan, folder: Path) -> Path:
+        changes: dict[str, Any] = dict(plan.changes)
+        done.append(plan.trial)
+        steps = [6, 12, 18, 24, 30, 36, 42, 48] if "steps" in changes else [12]
+        rows = [{"step": step, "eval/val_success": success(plan, step)} for step in steps]
+        run = folder / plan.name
+        run.mkdir()
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run
+
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "train", train)
+    results.Tuning("twentyq", "grpo", tmp_path).run()
+    rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
+    assert done == [*rates, "size_0.5", "size_2", "long"]
+    chosen = dict(best_plan("twentyq", "grpo", 0).changes)
+    assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 3000, "steps": 12}
+    assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
+    assert not best_plan("twentyq", "rft", 0).changes
+
+
+def test_start_has_its_best_settings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 10, "trial": "rate_0.001",
+           "changes": {"algo.optimizer.lr": 1e-3}, "step": 9, "val": 0.5}  # fmt: skip
+    (tmp_path / "wiki_trials.json").write_text(json.dumps([row]))
+    start = Plan("wiki", "dpo", 1).start
+    assert start == Plan("wiki", "sft", 1, "", (("algo.optimizer.lr", 1e-3),))
