@@ -45,7 +45,11 @@ class Plan(NamedTuple):
     def name(self) -> str:
         """The run's folder: sft-d32-s0; as results.py names it where it is one of its own."""
         shared = self.demos == COMPARED and self.what != LONGER[0]
-        return f"{self.what}-s{self.seed}" if shared else f"{self.what}-d{self.demos}-s{self.seed}"
+        return (
+            f"twentyq_{self.what}_s{self.seed}"
+            if shared
+            else f"{self.what}-d{self.demos}-s{self.seed}"
+        )
 
     @property
     def start(self) -> Plan | None:
