@@ -18,7 +18,7 @@ ETO ?= https://github.com/Yifan-Song793/ETO
 VLLM := 0.32.0
 ENVS := arithmetic twentyq tau_mini wiki arithmetic_smollm2 courier_smollm2
 
-.PHONY: setup tiny-models demo test check ci results results-page pictures docs ranks-test vllm-test ray-test kills fuzz soak performance parity clean
+.PHONY: setup tiny-models demo test check ci results results-page pictures docs ranks-test vllm-test ray-test wheel-test kills fuzz soak performance parity clean
 
 setup: $(STAMP)
 
@@ -44,15 +44,15 @@ demo: setup
 	$(BIN)/agentrl show last
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not extras and not ranks and not vllm and not ray" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not extras and not ranks and not vllm and not ray and not wheel" $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
 ci: $(EXTRAS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray and not alone" --timeout 3000 $(ARGS)
-	$(BIN)/python -m pytest -m alone --timeout 1200 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray and not wheel and not alone" --timeout 3000 $(ARGS)
+	$(BIN)/python -m pytest -m "alone or wheel" --timeout 1200 $(ARGS)
 
 # several processes that train one run; some minutes on two cores
 ranks-test: setup
@@ -61,6 +61,10 @@ ranks-test: setup
 # actors on a local Ray; some minutes on two cores
 ray-test: $(EXTRAS)
 	$(BIN)/python -m pytest -m ray --timeout 900 $(ARGS)
+
+# the wheel in new environments of Python 3.11 to 3.13; 8 GB of temporary files, most of them torch
+wheel-test: setup
+	$(BIN)/python -m pytest -m wheel --timeout 1200 $(ARGS)
 
 # The CPU build of vLLM in a separate environment, because it pins transformers. Its CUDA dependencies
 # do not load with torch's CPU build and are not needed for text. The vllm command reads the version of

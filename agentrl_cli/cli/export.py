@@ -2,9 +2,10 @@
 as a log for Inspect (inspect_ai).
 
 Adapters are merged unless `--adapter` is given; heads, critics and everything else that only
-training needs are left out. A log has version 2 of the format of Inspect's EvalLog and is written
-without its package. Each episode is a sample with messages, reward, success and the texts of a
-critic.
+training needs are left out. `--push` uploads the folder to the Hugging Face Hub.
+
+A log has version 2 of the format of Inspect's EvalLog and is written without its package. Each
+episode is a sample with messages, reward, success and the texts of a critic.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -26,6 +28,7 @@ from agentrl_cli.config.compose import as_dataclass, check, compose, load
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.hub import hub_answers
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.fetch import PACKAGES
@@ -79,6 +82,50 @@ def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
         models.tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(model_card(run, cfg, checkpoint.step, adapter=adapter))
     return run, checkpoint.step
+
+
+def push(folder: Path, repo: str, *, private: bool = False) -> str:
+    """Upload an exported model to the Hugging Face Hub and return its address. `repo` is created if
+    it does not exist; with `private` it must not be a public one.
+
+    Raises UserError for a name other than owner/name, without a token, if the hub gives no answer,
+    and if it refuses. `folder` is unchanged.
+    """
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    def error(reason: str, name: str, code: str) -> UserError:
+        command = f"hf upload {quote(name)} {quote(str(folder))}{' --private' * private}"
+        return UserError(f"{reason}; the model is in '{folder}', upload it: {command}", code=code)
+
+    try:
+        validate_repo_id(repo)
+        if "/" not in repo:
+            raise HFValidationError
+    except HFValidationError:
+        reason = f"'{repo}' is not the name of a repository, owner/name"
+        raise error(reason, "OWNER/NAME", "bad-repository") from None
+    if get_token() is None:
+        reason = "there is no token for the Hugging Face Hub: type hf auth login, or set HF_TOKEN"
+        raise error(reason, repo, "no-token")
+    if not hub_answers():
+        reason = f"no answer from {constants.ENDPOINT}"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else reason
+        raise error(reason, repo, "no-hub")
+    hub = HfApi()
+    try:
+        address = str(hub.create_repo(repo, private=private or None, exist_ok=True))
+        is_public = private and not hub.model_info(repo).private
+        if not is_public:
+            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model")
+    except Exception as refusal:  # the hub, the network and Xet have no common error type
+        text = getattr(refusal, "server_message", None) or str(refusal) or type(refusal).__name__
+        reason = text.splitlines()[0][:200].rstrip(".")
+        raise error(f"cannot upload to '{repo}' ({reason})", repo, "not-uploaded") from refusal
+    if is_public:
+        raise error(f"'{repo}' exists and is public", "OWNER/NAME", "public-repository")
+    return address
 
 
 def load_policy(ref: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

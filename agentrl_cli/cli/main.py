@@ -238,18 +238,36 @@ def export(
         typer.Option(metavar="DIR", help="A folder for the last evaluation as an Inspect log."),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter.")] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Then upload DIR to this repository of the Hugging Face Hub. A new one is public "
+            "unless the organization's default is private.",
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Upload only to a private repository.")
+    ] = False,
 ) -> None:
     """Write the policy of a run as a Hugging Face model, or its evaluation as an Inspect log."""
     from agentrl_cli.cli.export import evaluable_context, export_inspect
     from agentrl_cli.cli.export import export as export_policy
+    from agentrl_cli.cli.export import push as push_folder
 
+    _exclude("--inspect", "--push", inspect and push)
+    if private and push is None:
+        raise UserError("--private needs --push OWNER/NAME", code="no-repository")
     if inspect is not None and folder is None:
         file, count = export_inspect(run, inspect)
         echo(file)
         echo(f"{count} episodes; view them: inspect view --log-dir {inspect}", err=True)
     elif folder is not None and inspect is None:
         source, step = export_policy(run, folder, adapter=adapter)
+        address = push is not None and push_folder(folder, push, private=private)
         echo(folder)
+        if address:
+            echo(address)
         if adapter:
             echo(f"the adapter of {source.name} at step {step}, for PEFT", err=True)
             return

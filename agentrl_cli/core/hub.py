@@ -18,7 +18,7 @@ def prepare_hub() -> None:
     retry for half a minute."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or _answers():
+    if constants.HF_HUB_OFFLINE or hub_answers():
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
@@ -27,8 +27,10 @@ def prepare_hub() -> None:
     echo(f"no answer from {constants.ENDPOINT}, so only cached files are used", err=True)
 
 
-def _answers() -> bool:
-    """Return whether the hub gives any answer in time. The thread also limits a slow resolver."""
+def hub_answers() -> bool:
+    """Return whether the hub gives any answer in time. With HF_HUB_OFFLINE it gives none.
+
+    The thread also limits a slow resolver."""
     from huggingface_hub import constants, get_session
 
     answers: list[int] = []
