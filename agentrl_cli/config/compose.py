@@ -28,6 +28,7 @@ PACKAGE = Path(__file__).parents[1]
 SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
 ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
 PLAIN_TEXT = re.compile(r"""\+{0,2}[\w./@-]+=[^\[{'"][^,'"\n]*""")  # a value without structure
+KEY = re.compile(r"[+~]{0,2}\w")
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
 MOST_CHOICES = 40  # that an error names
 EVAL_GROUPS = ("search", "env", "hardware")  # that may be chosen when a run is evaluated
@@ -178,26 +179,19 @@ def compose_checked(overrides: list[str], config_dir: Path | None = None) -> Dic
 def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Override]:
     """Parse `key=value` overrides; those of a sweep may have several values. Raises one UserError
     with one line for each mistake."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     parsed, errors = [], []
     for text in replace_old_names(overrides):
         root = re.split(r"[./=]", text.lstrip("+~"), maxsplit=1)[0]
-        item, parser = None, OverridesParser.create()
-        with suppress(ValueError, RecursionError):
-            try:
-                item = parser.parse_override(text)
-            except HydraException:
-                if PLAIN_TEXT.fullmatch(text):
-                    item = parser.parse_override(quoted(text))
+        key, sign, value = text.partition("=")
+        text = f"{key.strip()}{sign}{value}"
+        item = _parsed(text)
         parsed += [item] if item is not None else []
         if kind := secret_in(text):
             errors.append(f"'{text.partition('=')[0]}' holds {kind}; {NO_SECRETS}")
         elif item is None:
             form = "write it as key=value or key=a,b" if is_sweep else "write it as key=value"
-            if "=" in text.strip("="):
-                form = f"quote it: {shlex.quote(quoted(text, is_sweep=is_sweep))}"
+            if sign and _parsed(quotes := quoted(text, is_sweep=is_sweep)):
+                form = f"quote it: {shlex.quote(quotes)}"
             errors.append(f"override '{text}' cannot be parsed; {form}")
         elif item.is_sweep_override() and not is_sweep:
             line = f"override '{text}' has several values; give one, a list as [a,b], or quote it"
@@ -209,6 +203,20 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
     if errors:
         raise UserError("\n".join(errors), code="invalid-override")
     return parsed
+
+
+def _parsed(text: str) -> Override | None:
+    """Return what Hydra reads, also of a value that needs quotes but has no structure. None if it
+    refuses the text, or if there is no key."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    forms = [text, quoted(text)] if PLAIN_TEXT.fullmatch(text) else [text]
+    with suppress(ValueError, RecursionError):
+        for form in forms if KEY.match(text) else ():
+            with suppress(HydraException):
+                return OverridesParser.create().parse_override(form)
+    return None
 
 
 def quoted(text: str, *, is_sweep: bool = False) -> str:

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ from agentrl_cli.models.template import give_template
 TINY = Path(__file__).parent / "tiny"
 RENAMED_WEIGHTS = {"math": "arithmetic"}  # old runs name them so, and env=math uses them, too
 ATTENTIONS = ("sdpa", "eager")  # that every model has
+NOT_PLAIN = (  # keys of PEFT's configuration of an adapter
+    "use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "bias",
+    "lora_bias", "layers_to_transform", "target_parameters", "trainable_token_indices",
+)  # fmt: skip
+LAYER = re.compile(r"(\w+)\.lora_")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -234,9 +240,9 @@ def adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return {"".join(match.groups()): weight for match, weight in matches if match}
 
 
-def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
-    """Raise UserError if the adapter in a folder has another rank than adapter `name`, or is scaled
-    differently. A folder without adapter_config.json passes."""
+def check_same_kind(folder: Path, module: PeftModel, name: str) -> None:
+    """Raise UserError if the adapter in a folder is no plain LoRA, has another rank than adapter
+    `name`, or is scaled differently. A folder without adapter_config.json passes."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return
@@ -244,9 +250,15 @@ def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
         stored = files.read_json(file)
         root = math.sqrt(stored["r"]) if stored.get("use_rslora") else stored["r"]
         theirs = stored["lora_alpha"] / root
+        extras = [key for key in NOT_PLAIN if stored.get(key) not in (None, False, "none", {}, [])]
+        extras += [kind] if (kind := stored.get("peft_type", "LORA")) != "LORA" else []
     except (ArithmeticError, LookupError, TypeError, ValueError):
         line = f"'{file}' does not describe a LoRA adapter; give the folder of one"
         raise UserError(line, code="unreadable-weights") from None
+    if extras:
+        line = f"the adapter in '{folder}' has {', '.join(extras)}, which model.lora has not"
+        remedy = "merge it into its base model, and give that as model.path"
+        raise UserError(f"{line}; {remedy}", code="not-plain-lora")
     config = module.peft_config[name]
     assert isinstance(config, PeftLora)
     ours = config.lora_alpha / config.r
@@ -257,6 +269,20 @@ def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
         line = f"the adapter in '{folder}' has the scale {theirs:g}, model.lora has {ours:g}"
         remedy = "give model.lora the alpha and rank of its training"
         raise UserError(f"{line}; {remedy}", code="other-scale")
+
+
+def check_same_layers(folder: Path, own: Iterable[str], found: Iterable[str]) -> None:
+    """Raise UserError if the adapter in a folder, with the weights `found`, is on layers of other
+    names than our weights are."""
+    ours, theirs = (
+        {LAYER.findall(key)[0] for key in keys if LAYER.search(key)} for keys in (own, found)
+    )
+    if theirs and theirs != ours:
+        names = ",".join(sorted(theirs))
+        line = (
+            f"the adapter in '{folder}' is on {names}, and model.lora on {','.join(sorted(ours))}"
+        )
+        raise UserError(f"{line}; give model.lora.targets=[{names}]", code="other-targets")
 
 
 def adapter_sizes(base: PreTrainedModel, lora: LoraConfig) -> list[int]:

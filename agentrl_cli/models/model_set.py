@@ -37,7 +37,8 @@ from agentrl_cli.models.forward import (
 )
 from agentrl_cli.models.load import (
     adapter_weights,
-    check_same_scale,
+    check_same_kind,
+    check_same_layers,
     end_ids,
     find_base,
     load_base,
@@ -333,9 +334,11 @@ class ModelSet:
             raise UserError(line, code="missing-file")
         module = self.module(name)
         if isinstance(module, PeftModel):
-            check_same_scale(folder, module, name)
+            check_same_kind(folder, module, name)
+            own = adapter_weights(module, name)
             found = _read_weights(folder / "adapter_model.safetensors", self.device)
-            _copy_weights(adapter_weights(module, name), found, folder)
+            check_same_layers(folder, own, found)
+            _copy_weights(own, found, folder)
         else:
             loaded = read_pretrained(folder, self.config, causal_lm(module).dtype)
             _copy_weights(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)

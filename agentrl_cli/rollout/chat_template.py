@@ -258,12 +258,13 @@ class Chat:
     def _encode_part(self, text: str, **options: Any) -> Ids:
         return self.tokenizer.encode(text, add_special_tokens=False, **options)
 
-    def _render(self, key: Key, tools: str, prompt: bool) -> str:
-        """Return the template's text. Raises UserError if the template refuses the messages."""
+    def _render(self, key: Key, tools: str, prompt: bool, as_text: bool = False) -> str:
+        """Return the template's text, with the arguments of earlier calls as text if the template
+        does not take objects. Raises UserError if it refuses the messages."""
         from jinja2.exceptions import TemplateError
 
         broken = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError)
-        rows = [self._row(role, content, calls) for role, content, calls in key]
+        rows = [self._row(role, content, calls, as_text) for role, content, calls in key]
         shown = _mark(json.loads(tools), self._in_text) if tools else None
         options = {"tools": shown, "add_generation_prompt": prompt, "date_string": TODAY}
         try:
@@ -271,6 +272,9 @@ class Chat:
             text.encode()  # raises for lone surrogates
             return text
         except (*broken, RuntimeError, SyntaxError, TypeError, ValueError) as error:
+            if any(calls for _, _, calls in key) and not as_text:
+                with suppress(UserError):
+                    return self._render(key, tools, prompt, as_text=True)
             roles = ", ".join(role for role, _, _ in key)
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             line = f"the chat template refuses messages of {roles} ({reason})"
@@ -278,11 +282,11 @@ class Chat:
             remedy = f"use a template that takes them{fold if 'system' in roles else ''}"
             raise UserError(f"{line}; {remedy}", code="refused-messages") from error
 
-    def _row(self, role: str, content: str, calls: str) -> dict[str, Any]:
+    def _row(self, role: str, content: str, calls: str, as_text: bool) -> dict[str, Any]:
         """Return a message for the template, with the names of tokens marked as plain text."""
         names = self._in_answer if role == "assistant" else self._in_text
         row = {"role": _mark(role, names), "content": _mark(content, names)}
-        return {**row, "tool_calls": _mark(_parsed_calls(calls), names)} if calls else row
+        return {**row, "tool_calls": _mark(_parsed_calls(calls, as_text), names)} if calls else row
 
 
 def _in_time(call: Callable[[], Result]) -> Result:
@@ -307,15 +311,18 @@ def _key(messages: Sequence[Message]) -> Key:
     return tuple((m.role, m.content, _dump(m.tool_calls)) for m in messages)
 
 
-def _parsed_calls(calls: str) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as objects. OpenAI's format has them as JSON in a
-    text, which most templates would quote again."""
+def _parsed_calls(calls: str, as_text: bool) -> list[dict[str, Any]]:
+    """Return tool calls with their arguments as objects, or as JSON in a text. OpenAI's format has
+    a text, which most templates would quote again, and DeepSeek's templates take nothing else."""
     rows: list[dict[str, Any]] = json.loads(calls)
     for row in rows:
         function = row.get("function", row)
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str) and not as_text:
             with suppress(ValueError, RecursionError):
-                function["arguments"] = json.loads(function["arguments"] or "{}")
+                function["arguments"] = json.loads(arguments or "{}")
+        elif isinstance(arguments, dict) and as_text:
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return rows
 
 

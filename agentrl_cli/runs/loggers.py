@@ -39,6 +39,7 @@ SHOWN_METRICS = (
 )  # fmt: skip
 TABLES = ("episodes/train", "episodes/eval")  # keys of tables in W&B
 MAX_TAG = 64  # characters
+MAX_NAME = 128  # characters of a run's or group's name in W&B
 BLOCK, HEADER = 32768, 7  # bytes of a block and of a header in a .wandb file
 HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
@@ -248,9 +249,10 @@ class WandbLogger(Fallible):
             console="off", quiet=True, init_timeout=self.timeout, finish_timeout=self.timeout,
             finish_timeout_raises=True,
         )  # fmt: skip
+        group = os.environ.get("WANDB_RUN_GROUP") or sweep_of(run)
         self.client = wandb.init(
-            project=self.project, entity=self.entity, mode=mode, name=run.name,
-            group=os.environ.get("WANDB_RUN_GROUP") or sweep_of(run), job_type="train",
+            project=self.project, entity=self.entity, mode=mode, name=run.name[:MAX_NAME],
+            group=group and group[:MAX_NAME], job_type="train",
             tags=list(dict.fromkeys(tags)), notes=os.environ.get("WANDB_NOTES"),
             id=identity, resume="allow" if identity else None, dir=str(run.folder), config=config,
             settings=settings,

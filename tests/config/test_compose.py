@@ -241,6 +241,14 @@ def test_ambiguous_value_is_refused_with_its_quoted_form(value: str):
     assert item.value() == value
 
 
+def test_spaces_around_a_key_do_not_count():
+    (item,) = parse_overrides(["seed = 1"])
+    assert (item.key_or_group, item.value()) == ("seed", 1)
+    with pytest.raises(UserError) as caught:
+        parse_overrides(["seed..x=1"])
+    assert "quote" not in str(caught.value)  # it would not help
+
+
 def test_home_folder_is_expanded_in_paths(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/of")
     cfg = check(compose(["algo=second", "model.path=~/x=1", "runs=~"]))

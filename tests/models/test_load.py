@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import TINY
 from agentrl_cli.models.model_set import ModelSet
+from tests.builders.errors import user_error
 from tests.builders.models import LORA, SPECS, build, model_config
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
@@ -170,3 +174,31 @@ def test_adapter_of_other_rank_is_refused(model_folder, tmp_path):
         fresh.load(tmp_path)
     assert caught.value.code == "other-rank"
     assert fresh.fingerprint("policy") == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("alpha_pattern", {"q_proj": 64}, "not-plain-lora"),
+        ("rank_pattern", {"q_proj": 2}, "not-plain-lora"),
+        ("use_dora", True, "not-plain-lora"),
+        ("bias", "lora_only", "not-plain-lora"),
+        ("modules_to_save", ["lm_head"], "not-plain-lora"),
+        ("peft_type", "ADALORA", "not-plain-lora"),
+        ("rank_pattern", {}, None),
+        ("bias", "none", None),
+        ("inference_mode", True, None),  # PEFT writes it always
+    ],
+)
+def test_only_a_plain_adapter_is_read(model_folder, tmp_path, key: str, value, code: str | None):
+    build(model_folder, LORA).save(tmp_path)
+    file = tmp_path / "policy" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with user_error(code, key if key != "peft_type" else value) if code else nullcontext():
+        build(model_folder, LORA).load(tmp_path)
+
+
+def test_adapter_on_other_layers_names_them(model_folder, tmp_path):
+    build(model_folder, replace(LORA, targets=["q_proj"])).save(tmp_path)
+    with user_error("other-targets", "model.lora.targets=[q_proj]"):
+        build(model_folder, LORA).load(tmp_path)

@@ -310,6 +310,14 @@ def test_schemas_and_tool_calls_write_no_token_either():
     assert chat.text_of(found).count("<|im_end|>") == plain.count(names[1]) + 4
 
 
+def test_a_template_may_join_arguments_as_text():  # as DeepSeek's templates do
+    calls = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '```' + c['arguments'] }}"
+    chat = Chat(tiny_tokenizer(f"{calls}{{% endfor %}}{{% endfor %}}{CHATML}"))
+    for arguments in ({"city": "Köln"}, '{"city": "Köln"}'):
+        asked = Message("assistant", "", ({"name": "find", "arguments": arguments},))
+        assert '```{"city": "Köln"}' in chat.text_of(chat.start([asked, *user("Go on.")]))
+
+
 def test_scripted_turns_equal_the_whole_dialogue(chat):
     turns = [
         Turn([Message("system", "Play."), *user("Begin.")], "Is it alive?", [], [], []),

@@ -34,9 +34,9 @@ from tests.runs import test_run
 from tests.runs.test_run import episode
 
 
-def new_run(root: Path) -> tuple[Run, DictConfig]:
+def new_run(root: Path, name: str | None = None) -> tuple[Run, DictConfig]:
     cfg = test_run.settings(root)
-    cfg.steps = 20
+    cfg.steps, cfg.name = 20, name
     return Run.create(cfg, command="agentrl train", overrides=[]), cfg
 
 
@@ -97,9 +97,10 @@ def wandb_logger(*artifacts: Any) -> WandbLogger:
 @pytest.mark.wandb
 @pytest.mark.usefixtures("offline")
 def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path):
-    run, cfg = new_run(tmp_path)
+    run, cfg = new_run(tmp_path, "x" * 130)
     with run.track():
-        run.attach([wandb_logger()], cfg)
+        run.attach([logger := wandb_logger()], cfg)
+        assert logger.client.name == "x" * 128  # W&B refuses a longer one
         run.log(1, {"reward/mean": 0.25})
         run.write_episodes("train", 1, [episode()])
     wandb.teardown()  # its service flushes files when it ends

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agentrl_cli.core.errors import UserError, require_fraction
-from agentrl_cli.envs.math.answers import WORDS, boxed, labels, normalise, number
+from agentrl_cli.envs.math.answers import (
+    FORMULA,
+    WORDS,
+    boxed,
+    labels,
+    last_formula,
+    normalise,
+    number,
+)
 from agentrl_cli.envs.math.replies import readable
 
 Extract = Literal["boxed", "last_math"]
@@ -80,7 +88,12 @@ def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
     if not available():
         line = f"extract=last_math needs math-verify; {INSTALL}"
         raise UserError(line, code="missing-extra")
-    return _verify(readable(reply[-MAX_REPLY_LENGTH:]), gold, True, tolerance)
+    reply = reply[-MAX_REPLY_LENGTH:]
+    found = _verify(readable(reply), gold, True, tolerance)
+    has_formula = boxed(reply) is not None or FORMULA.search(reply)
+    answer = last_formula(reply) if has_formula else reply
+    difference = _difference(answer, boxed(gold) or gold) if found else None
+    return found if difference is None else difference
 
 
 def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
@@ -92,15 +105,11 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
         return Grade(False, "empty")
     if len(answer) > MAX_ANSWER_LENGTH:
         return Grade(False, "long")
-    mine, right = labels(answer), labels(gold)
-    if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, right, strict=True)):
-        return Grade(False, "label")
-    is_text = bool(WORDS.search(gold))
+    if (difference := _difference(answer, gold)) is not None:
+        return difference
     answer, gold = _normalise_both(answer, gold)
     if answer == gold:
         return Grade(True, "exact")
-    if _cannot_be_equal(answer, gold, is_text):
-        return Grade(False, "refused")
     value, wanted = number(answer), number(gold)
     if value is not None and wanted is not None:
         return Grade(abs(value - wanted) <= Fraction(tolerance) * abs(wanted), "number")
@@ -112,15 +121,21 @@ def _grade_box(answer: str, gold: str, tolerance: float) -> Grade:
     raise UserError(line, code="missing-extra")
 
 
-def _cannot_be_equal(answer: str, gold: str, is_text: bool) -> bool:
-    """Return whether math-verify must not compare two texts that differ: words, which it reads as
-    products of letters; a set with a point or interval; an answer with a wrong equation, 5 = 6."""
-    if gold.isalpha() and answer.isalpha() and (is_text or len(gold) > MAX_LETTERS):
-        return True
-    if {LISTS[0].match(text) is None for text in (answer, gold)} == {True, False}:
-        return any(LISTS[1].match(text) for text in (answer, gold))
+def _difference(answer: str, gold: str) -> Grade | None:
+    """Return the verdict on answers that math-verify must not compare: with other labels; words,
+    which it reads as products of letters; a set with a point or interval; a wrong equation, 5 = 6.
+    None for all others."""
+    mine, right = labels(answer), labels(gold)
+    if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, right, strict=True)):
+        return Grade(False, "label")
+    is_text = bool(WORDS.search(gold))
+    answer, gold = _normalise_both(answer, gold)
+    is_word = gold.isalpha() and answer.isalpha() and (is_text or len(gold) > MAX_LETTERS)
+    is_list = {LISTS[0].match(text) is None for text in (answer, gold)} == {True, False}
+    is_list = is_list and any(LISTS[1].match(text) for text in (answer, gold))
     values = {number(part) for part in re.split(r"(?<![<>!\\])=|\\equiv(?![A-Za-z])", answer)}
-    return "=" not in gold and len(values - {None}) > 1
+    is_wrong = "=" not in gold and len(values - {None}) > 1
+    return Grade(False, "refused") if answer != gold and (is_word or is_list or is_wrong) else None
 
 
 def _normalise_both(*texts: str) -> list[str]:

@@ -32,6 +32,9 @@ ALTERNATIVES = re.compile(
 LIST = re.compile(rf"{ANSWER}({SEVERAL},\s+{VALUE}{END})", re.ASCII)
 ONE_VALUE = re.compile(VALUE, re.ASCII)
 BOLD = re.compile(r"(?<![\w)*])\*\*(?=\S)([^*\n]+)(?<=\S)\*\*(?![\w(*])")
+MIXED = re.compile(r"(?<![\w.,/^*{}\\])(\d{1,9}) +([1-9]\d{0,8})/(\d{1,9})(?![\d/])", re.ASCII)
+LOOSE_MINUS = re.compile(r"((?:\bis|[:=])[ \t]*-)[ \t]+(?=[\d.\\])")
+PLAIN_SET = re.compile(r"(?<![\w\\$^_{}])\{(-?[\d./]+(?:,\s*-?[\d./]+)+)\}", re.ASCII)
 DIGITS = r"(?:\d+(?:\.\d+)?)"
 SYMBOL = r"(?:[xyznk](?![A-Za-z'])|\bpi\b|π|√\s?\d+|√\(\d+\)|sqrt\(\d+\))"
 FACTOR = rf"(?:{DIGITS}?{SYMBOL}|{DIGITS}(?![A-Za-z]))"
@@ -42,15 +45,23 @@ HAS_SYMBOL = re.compile(rf"{SYMBOL}", re.ASCII)
 
 
 def readable(reply: str) -> str:
-    """Return a reply with ASCII digits, without bold text, and with several answers as a set."""
+    """Return a reply with ASCII digits, without bold text, with mixed numbers as fractions, and
+    with several answers as a set."""
     if not reply.isascii():
         reply = RAISED.sub(lambda match: f"^{plain(match[0])}", reply)
-        reply = VULGAR.sub(lambda match: plain(match[0]), reply)
+        reply = VULGAR.sub(lambda match: f" {plain(match[0])}", reply)
         reply = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in reply)
-    reply = BOLD.sub(r"\1", reply)
+    reply = LOOSE_MINUS.sub(r"\1", MIXED.sub(_mixed, BOLD.sub(r"\1", reply)))
+    reply = PLAIN_SET.sub(r"$\\{\1\\}$", reply)
     for pattern, replace in ((EXPRESSION, _formula), (ALTERNATIVES, _set), (LIST, _set)):
         reply = pattern.sub(replace, reply)
     return reply
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """Return a mixed number such as 2 1/4 as a fraction."""
+    whole, top, bottom = map(int, match.groups())
+    return f"{whole * bottom + top}/{bottom}"
 
 
 def _is_answer(match: re.Match[str]) -> bool:

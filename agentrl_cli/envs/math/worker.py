@@ -46,6 +46,22 @@ DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
 PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
 )
+FORMULA = re.compile(  # not the text between two prices, as in $5 and then $
+    r"(?<![\\\d])(\$\$?)(?!\d[\d.,]*\s+[A-Za-z]{2})[^$]+\1|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\]",
+    re.DOTALL,
+)
+NUMBER_ALONE = re.compile(r"[\s$\\()\[\]\d.,%-]+")
+SUM = re.compile(r"(?=[-+*/^×÷·])[-+*/^×÷·().\d\s]+=")  # 3+4 = 7
+OPERAND = r"(?:[\d.(√π]|\\(?:sqrt|frac|pi|ln|log)|(?:sqrt|pi|[b-zA-HJ-Z])(?![A-Za-z]))"
+GOES_ON = re.compile(  # after a number that is only the beginning of an expression
+    r"\s*(?:[±√π×÷·]|\^(?!\{?\\circ)|\\(?:sqrt|[dt]?frac|pi|cdot|times|div|pm|ln|log|binom)(?![A-Za-z])"
+    rf"|(?:sqrt|ln|log)(?![A-Za-z])|[-+*/]\s*{OPERAND}|[<>≤≥]=?\s*[a-z](?![\w>]))"
+    r"|_\{?\d|:\d|\.+\d|[exC][-+]?\d|[A-Za-ln-z]\^|[a-fijnp-rt-z](?![A-Za-z])"
+)
+BEGINS = re.compile(  # before a number that is only the end of an expression
+    r"(?:[\d)}π]|\\[A-Za-z]+|(?<![A-Za-z\\])[b-z])\s*(?:[-+*/^±×÷·]|\\(?:pm|cdot|times|div))\s*$|√\s*$"
+)
+AROUND = re.compile(r"\bis\b|[:=\n]"), re.compile(r"\.\s|\.?$|\n")  # before and after an answer
 MULTIPLE_OF_I = re.compile(r"(?<=\d)i(?![A-Za-z])")
 Check = Callable[[str | None, str | None, bool, float], str]
 MAX_LETTERS = 3  # of a product of variables; more letters are a word
@@ -87,6 +103,9 @@ def load_checker() -> Check:
         math_verify.grader.sympy_solve_and_compare, have_solutions
     )
     latex = [LatexExtractionConfig()]
+    math_verify.parser.extract_match = of_whole_values(
+        math_verify.parser.extract_match, lambda text: parse(text, latex, parsing_timeout=0)
+    )
 
     def parse_answer(text: str) -> Any:
         return parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=0)
@@ -121,6 +140,36 @@ def load_checker() -> Check:
     for answer, gold in WARM_UP_REPLIES:
         check(answer, gold, True, 0.01)
     return check
+
+
+def of_whole_values(
+    extract: Callable[..., tuple[Any, str]], read: Callable[[str], list[Any]]
+) -> Callable[..., tuple[Any, str]]:
+    """Return math-verify's `extract_match`, but for a number that is a part of a formula it returns
+    what `read` makes of the formula, and for the beginning of a plain expression the expression as
+    a text, which is equal to no number."""
+    from math_verify import ExprExtractionConfig  # pyright: ignore[reportMissingImports]
+
+    def extract_whole(match: re.Match[str], target: Any) -> tuple[Any, str]:
+        text, is_plain = match.string, isinstance(target, ExprExtractionConfig)
+        names = [n for n in match.re.groupindex if is_plain or n == "first_latexFraction"]
+        spans = [match.span(name) for name in names if match[name] is not None]
+        if not spans:
+            return extract(match, target)
+        start, end = min(spans)[0], max(span[1] for span in spans)
+        for formula in FORMULA.finditer(text) if is_plain else ():
+            is_inside = formula.start() < start < formula.end()
+            if is_inside and not NUMBER_ALONE.fullmatch(formula[0]):
+                return (read(formula[0]) or [formula[0]])[0], formula[0]
+        if SUM.match(text, end):
+            return None, ""
+        before, after = AROUND[0].split(text[:start])[-1], AROUND[1].split(text[end:])[0]
+        if GOES_ON.match(text, end) or BEGINS.search(before):
+            whole = (before + text[start:end] + after).strip()
+            return whole, whole
+        return extract(match, target)
+
+    return extract_whole
 
 
 def exact(value: Any) -> Any:
@@ -293,7 +342,7 @@ def parse_arithmetic(text: str, **_: Any) -> Any:
                 return operation(build(node.left), build(node.right))
         raise ValueError(f"{text[:40]!r} is not arithmetic")
 
-    text = text.strip()
+    text = text.strip().rstrip(".")  # of the sentence: 8/3. is 8/3
     return build(ast.parse(text, mode="eval").body)
 
 

@@ -218,6 +218,16 @@ def test_no_changed_value_is_right(math_verify: None, count: int):
     rows = [*rows[::2], *rows[1::2]]
     wrong = [row for row, verdict in zip(rows, found, strict=True) if verdict and not row.equal]
     assert wrong == [] and 0.9 * sum(row.equal for row in rows) <= sum(found) > 10
+    rows = [row for row in rows[::3] if not row.equal]  # and as plain text
+    plain = [(f"Answer: {row.answer.replace('+', ' + ')}.", row.gold) for row in rows]
+    assert [pair for pair in plain if grade(*pair, "last_math")] == []
+
+
+@pytest.mark.extras
+def test_a_wrong_answer_is_wrong_in_a_reply(math_verify: None):
+    pairs = [(a, gold) for a, gold, expected in [*HARD, *REPORTED] if not expected]
+    found = {a for a, gold in pairs if grade(f"The answer is ${a}$.", gold, "last_math")}
+    assert found <= {r"5\text{ or six}", r"\sin 30"}
 
 
 @pytest.mark.extras
