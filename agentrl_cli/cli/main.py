@@ -329,9 +329,10 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Compare an algorithm's critic with the exact values of a small environment."""
-    from agentrl_cli.cli.diagnose import diagnose, lines
+    from agentrl_cli.cli.diagnose import diagnose, lines, write_picture
 
-    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every, out)
+    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every)
+    write_picture(record, out)
     echo(json.dumps(record) if as_json else "\n".join(lines(record)))
 
 
