@@ -47,7 +47,7 @@ def executed(file: Path, folder: Path, sizes: str | None = None) -> Any:
             cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
     book.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
     }
     return book
 

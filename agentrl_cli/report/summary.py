@@ -43,10 +43,12 @@ def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
         drawn.add_column(Text(safe(name)), justify=justify, overflow="fold")
     for row in cells[1:]:
         drawn.add_row(*(Text(safe(cell).replace("\n", " ")) for cell in row))
-    console = Console(width=width, color_system="auto" if title else None)
+    plain = Console(width=PIPE_WIDTH, force_jupyter=False)  # in a notebook, too
+    colours = "auto" if title else None
+    console = Console(width=width, color_system=colours, force_jupyter=False)
     if width is None and not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    least = Console(width=PIPE_WIDTH).measure(drawn).minimum  # without broken words
+        console = plain
+    least = plain.measure(drawn).minimum  # without broken words
     if console.width < min(NARROW, least):
         return _stacked(cells, title, console.width)
     with console.capture() as captured:
