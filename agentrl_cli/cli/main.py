@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from shlex import join, quote
 from typing import Annotated, Any, Literal, cast
@@ -205,9 +204,12 @@ def evaluate(
     from agentrl_cli.cli.evaluate import evaluate_command
     from agentrl_cli.runs.find import is_run
 
+    def show(record: dict[str, Any], lines: list[str]) -> None:
+        echo(json.dumps(record) if as_json else "\n".join(lines))
+
     is_override = "=" in what[0] and not is_run(Path(what[0]))
     ref, overrides = (None, what) if is_override else (what[0], what[1:])
-    evaluate_command(ref, overrides, config_dir, partial(_print_record, as_json=as_json))
+    evaluate_command(ref, overrides, config_dir, show)
 
 
 @verb("play")
@@ -628,13 +630,3 @@ def _nothing_chosen(verb: str, more: str = "") -> UserError:
     example = f"agentrl {verb} algo=nlac env=twentyq{more}"
     line = f"nothing was started; give at least one override, for example: {example}"
     return UserError(line, code="nothing-chosen")
-
-
-def _print_record(record: dict[str, Any], *, as_json: bool) -> None:
-    from agentrl_cli.report.summary import has_nothing_to_average
-
-    width = max(map(len, record))
-    texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
-    texts |= {key: "–" for key in record if has_nothing_to_average(record, key)}
-    lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
-    echo(json.dumps(record) if as_json else "\n".join(lines))

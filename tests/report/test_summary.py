@@ -14,7 +14,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import summary
 from agentrl_cli.report.records import read_records, shown_metrics
-from agentrl_cli.report.summary import comparison, final_table
+from agentrl_cli.report.summary import comparison, final_lines
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused
 from tests.builders.report import write_run
@@ -44,7 +44,7 @@ def test_base_and_trained_are_compared_by_split():
     assert success.split()[2:] == [
         "25.0%", "[20.0,", "30.0]", "50.0%", "[40.0,", "60.0]", "+25.0", "[+10.0,", "+40.0]",
     ]  # fmt: skip
-    assert re.split("  +", turns) == ["test turns to success", "9.5", "8.0", "-1.5"]
+    assert re.split("  +", turns) == ["test turns to win", "9.5", "8.0", "-1.5"]
     assert comparison(rows[0], rows[1])[1].split()[-1] == "+25.0"
     _, success, turns = comparison(None, rows[1])  # without an evaluation before training
     assert success.split()[2:] == ["–", "50.0%", "[40.0,", "60.0]", "–"]
@@ -59,7 +59,7 @@ def test_final_difference_is_paired_by_task(tmp_path: Path):
         {e.id: float(e.success) for e in run.read_episodes("eval", step)} for step in (0, 1)
     ]
     gain = sum(outcomes[1][name] - outcomes[0][name] for name in outcomes[0]) / len(outcomes[0])
-    line = final_table(run).splitlines()[1]
+    line = final_lines(run)[1]
     shown = re.escape(f"{100 * gain:+.1f} [")
     assert re.search(shown + r"[+-][\d.]+, [+-][\d.]+\]$", line)
 
