@@ -424,9 +424,10 @@ def show(
     kind = " ".join([*filters, "episodes"])
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     at = "" if step is None else f" --step {step}"
-    another = f"agentrl show {source.quoted_folder}{at} --episode ID"
-    ids = " ".join(entry.id for entry in match.entries[1:4]) or "..."
-    echo(f"{position}; show another: {another}, such as {ids}", err=True)
+    echo(position, err=True)
+    if others := match.entries[1:]:
+        command = f"agentrl show {source.quoted_folder}{at} --episode {quote(others[0].id)}"
+        echo(f"another: {command}", err=True)
     if ends := source.meta.get("end_tokens"):
         echo(f"answers end with {', '.join(map(str, ends))}", err=True)
 

@@ -15,7 +15,7 @@ import yaml
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
-from agentrl_cli.core.terminal import safe, wrapped
+from agentrl_cli.core.terminal import safe, terminal_width, wrapped
 from agentrl_cli.report.records import (
     ENVIRONMENT_NODES,
     IGNORED_WHEN_COMPARING,
@@ -35,7 +35,7 @@ SHOWN = (  # metrics of a split in tables besides success
 )  # fmt: skip
 NARROW = 60  # columns of a terminal from which a table may break words, rather than be stacked
 PIPE_WIDTH = 10_000  # characters of a line if the output is not a terminal
-LISTED = ["run", "status", "step", "reward", "eval", "error"]
+LISTED = ["run", "status", "step", "reward", "eval"]
 Cells = list[list[str]]  # a header and rows
 Row = dict[str, Any]
 Figures = dict[str, float]  # metrics by name
@@ -131,8 +131,13 @@ def run_row(run: Run) -> Row:
 
 
 def runs_table(rows: Sequence[Row], columns: Sequence[str] = LISTED) -> list[str]:
-    """Return the lines of a table of rows."""
-    return table([list(columns), *([cell(row.get(name)) for name in columns] for row in rows)])
+    """Return the lines of a table of rows, and below it the error of each run that has one."""
+    lines = table([list(columns), *([cell(row.get(name)) for name in columns] for row in rows)])
+    width = terminal_width()
+    for row in rows if columns is LISTED else ():
+        if row["error"]:
+            lines += wrapped(f"{row['run']}: {cell(row['error'])}", width)
+    return lines
 
 
 # the end of a run, and an evaluation
@@ -203,17 +208,16 @@ def conclusion(found: Result) -> str:
     elif found.base is found.trained:
         text = "No evaluation was better on val than that before training, so those weights count."
     elif gain is None:
-        text = f"How sure the change in {name.lower()} is, is unknown: episodes are missing."
+        text = f"The change in {name.lower()} has no interval, because episodes are missing."
     else:
-        ends = f"95 % interval {share(gain.low, True)} to {share(gain.high, True)}"
-        size = f"by {100 * abs(gain.mean):.1f} points, {ends}"
+        ends = f"95 % interval over tasks {share(gain.low, True)} to {share(gain.high, True)}"
+        size = f"by {100 * abs(gain.mean):.1f} points ({ends})"
         if gain.low > 0:
-            text = f"{name} rose {size}. Other tasks of this kind would hardly change that; another"
-            text += " seed may."
+            text = f"{name} rose {size}. This is one seed; another may differ."
         elif gain.high < 0:
             text = f"{name} fell {size}: training made the policy worse."
         else:
-            text = f"{name} changed by {share(gain.mean, True)} points, {ends}. The interval"
+            text = f"{name} changed by {share(gain.mean, True)} points ({ends}). The interval"
             text += " includes 0, so this is no evidence of a change."
     if failed := found.trained.get(f"eval/{split}_failed"):
         text += f" {failed:.1%} of the episodes failed with an error and count as lost."
@@ -305,15 +309,16 @@ def base_result(
 ) -> Result | None:
     """Return an evaluation with these settings beside that before training. None if there is none,
     or if its settings differ in more than the number of splits."""
-    own = result(run)
+    own, splits = result(run), settings["eval"]["splits"]
     if own is None or own.base is None:
         return None
-    configs: list[dict[str, Any]] = [own.record.config, settings]
-    (before, *_), (first, *more) = (config["eval"]["splits"] for config in configs)
-    of_both = [files.flatten({k: config[k] for k in ENVIRONMENT_NODES}) for config in configs]
-    ignored = (*IGNORED_WHEN_COMPARING, "eval.splits")
-    stored, now = ({k: v for k, v in one.items() if k not in ignored} for one in of_both)
-    if stored != now or first != before or not {first, *more} <= {*evaluated_splits(own.base)}:
+    known, ignored = evaluated_splits(own.base), (*IGNORED_WHEN_COMPARING, "eval.splits")
+    stored, now = (
+        {k: v for k, v in files.flatten(nodes).items() if k not in ignored}
+        for config in (own.record.config, settings)
+        if (nodes := {name: config.get(name) for name in ENVIRONMENT_NODES})
+    )
+    if stored != now or splits[0] != known[0] or not {*splits} <= {*known}:
         return None
     return Result(own.base, found, gain_over_base(own.record, outcomes), own.record)
 

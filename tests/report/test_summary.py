@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import start
 from agentrl_cli.core import files
 from agentrl_cli.core.statistics import Interval
@@ -17,7 +19,7 @@ from agentrl_cli.report.records import read_records, shown_metrics
 from agentrl_cli.report.summary import comparison, final_lines
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused
-from tests.builders.report import write_run
+from tests.builders.report import BASE, Outcomes, write_run
 from tests.builders.runs import SPEAKER, folders, settings, trained
 
 
@@ -62,6 +64,36 @@ def test_final_difference_is_paired_by_task(tmp_path: Path):
     line = final_lines(run)[1]
     shown = re.escape(f"{100 * gain:+.1f} [")
     assert re.search(shown + r"[+-][\d.]+, [+-][\d.]+\]$", line)
+
+
+def test_evaluation_shows_the_table_of_the_run(tmp_path: Path):
+    run = trained(tmp_path, "grpo", "it", "steps=1", "eval.greedy=false", SPEAKER)
+    shown: list[list[str]] = []
+    for more in ([], ["eval.tasks=1"]):
+        evaluate_command(str(run.folder), more, show=lambda record, lines: shown.append(lines))
+    table = summary.result_table(run)
+    assert len(table) > 1 and shown[0][1 : 1 + len(table)] == table
+    (success,) = (line for line in shown[1] if line.startswith("test success"))
+    assert success.count("[") == 1  # of other episodes than those before training
+
+
+@pytest.mark.parametrize(
+    ("final", "verbs"),
+    [
+        ({task: [1, 1] for task in BASE}, ["show", "train"]),
+        (BASE, ["show", "resume"]),
+        ({task: [0, 0] for task in BASE}, ["show", "resume"]),  # two of eight were won before
+    ],
+)
+def test_next_commands_depend_on_the_gain(tmp_path: Path, final: Outcomes, verbs: list[str]):
+    run = Run(write_run(tmp_path / "it", final=final))
+    found = summary.result(run)
+    assert found is not None and found.gain is not None
+    commands = [command for _, command in summary.next_commands(run, found)]
+    assert [command.split()[1] for command in commands] == verbs
+    assert ("--changed" in commands[0]) is (found.gain.low > 0)
+    worse = replace(found, gain=Interval(-0.3, -0.5, -0.1))
+    assert "algo.optimizer.lr" in list(summary.next_commands(run, worse))[-1][1]
 
 
 # accuracy of the critique
