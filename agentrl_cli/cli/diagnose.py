@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.terminal import echo_err
@@ -74,7 +75,8 @@ def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
     workers = min(len(todo), len(os.sched_getaffinity(0)))
     done: dict[str, list[Row]] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
+    display = Display(Activity("arms", 0, len(todo)))
+    with display, ProcessPoolExecutor(workers, context) as pool:
         running = {pool.submit(run_arm, arm): arm.name for arm in todo}
         for future in as_completed(running):
             try:
@@ -82,7 +84,8 @@ def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-            echo_err(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
+            display.activity.advance(len(done), len(todo))
+            display.print(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
     return {arm.name: done[arm.name] for arm in todo}
 
 
