@@ -25,7 +25,8 @@ TARGET = re.compile(r'<(?:a|img|link|script)\b[^>]*?\s(?:href|src)="([^"]*)"')
 LOADED = re.compile(r'<(?:img|script|link rel="stylesheet")[^>]*?\s(?:href|src)="([^"]*)"')
 KEY = re.compile(r'<tr[^>]*><td><p><code[^>]*><span class="pre">([\w.]+)</span>')
 MEASURE = """
-const pages = ["index", "api", "metrics", "results", "settings/algo", "scaling", "notebooks/extend"];
+const pages = ["index", "api", "metrics", "results", "settings/algo", "scaling"];
+pages.push("notebooks/extend");
 const found = {};
 async function open(page, width) {
   const frame = document.createElement("iframe");
