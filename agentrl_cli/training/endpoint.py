@@ -115,7 +115,7 @@ def assemble_endpoint(cfg: DictConfig) -> Parts:
     collector.bind(
         make_env=make_env, chat=chat, generator=generator, seed=cfg.seed, policy_version=lambda: 0
     )
-    collector.activity = activity = Activity()
+    collector.activity = generator.activity = activity = Activity()
     settings = as_dataclass(cfg.eval, EvalConfig)
     algo: Algorithm = build(cfg.algo)
     absent: Any = None  # what only training needs
