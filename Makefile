@@ -18,7 +18,7 @@ ETO ?= https://github.com/Yifan-Song793/ETO
 VLLM := 0.32.0
 ENVS := arithmetic twentyq tau_mini wiki arithmetic_smollm2 courier_smollm2
 
-.PHONY: setup tiny-models demo test check ci results results-page pictures docs ranks-test vllm-test ray-test wheel-test kills fuzz soak performance parity clean
+.PHONY: setup tiny-models demo test check ci results results-page pictures docs notebooks ranks-test vllm-test ray-test wheel-test kills fuzz soak performance parity clean
 
 setup: $(STAMP)
 
@@ -34,7 +34,7 @@ $(EXTRAS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,all,docs]'
 	touch $@
 
-# the generator of the documentation site
+# the generator of the documentation site, and what notebooks need
 $(DOCS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
@@ -127,6 +127,10 @@ pictures: setup
 # the documentation site in build/docs, in a minute; fails on warnings and links that lead nowhere
 docs: $(DOCS)
 	$(BIN)/python tools/docs_site.py build/docs
+
+# the notebooks with new outputs, in some minutes. ARGS=train executes a single one
+notebooks: $(DOCS)
+	$(BIN)/python tools/notebooks.py $(ARGS)
 
 # trains the embedded model of an environment from random weights, about four hours on one core:
 # make tiny-models ENV=arithmetic; then python -m tools.tiny_models ship RUN ENV

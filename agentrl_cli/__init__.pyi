@@ -1,7 +1,10 @@
 from .api import Callback as Callback
 from .api import Config as Config
+from .api import Diagnosis as Diagnosis
 from .api import Run as Run
+from .api import check_env as check_env
 from .api import compose as compose
+from .api import diagnose as diagnose
 from .api import evaluate as evaluate
 from .api import load_policy as load_policy
 from .api import make_env as make_env

@@ -5,7 +5,9 @@ The command line calls the same functions. Everything else in this package may c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +25,10 @@ from agentrl_cli.runs.checkpoints import step_of
 from agentrl_cli.runs.find import find_run
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from agentrl_cli.algos.base import Algorithm
     from agentrl_cli.envs.base import Env
 
 COMMAND = "agentrl train --config config.yaml"  # repeats a run in its folder
@@ -64,10 +68,7 @@ class Run:
         by_step: dict[int, dict[str, Any]] = {}
         for row in self._stored.metrics():
             by_step.setdefault(row["step"], {}).update(row)
-        rows = list(by_step.values())
-        if find_spec("pandas") is None:
-            return rows
-        return import_module("pandas").DataFrame(rows)
+        return _frame(list(by_step.values()))
 
     def episodes(
         self, kind: Literal["eval", "train"] = "eval", step: int | None = None
@@ -105,17 +106,60 @@ class Callback:
         """Called after each evaluation, with its metrics, and after `on_step` of the same step."""
 
 
-def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
+class Diagnosis:
+    """The measurements of `diagnose`. Printing it shows the table of `agentrl diagnose`."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self._record = record
+
+    def __str__(self) -> str:
+        from agentrl_cli.cli.diagnose import lines
+
+        return "\n".join(lines(self._record))
+
+    def metrics(self) -> Any:
+        """Return a row for each measurement of each arm, as a pandas DataFrame, or as a list of
+        dicts if pandas is not installed."""
+        arms = self._record["arms"].items()
+        return _frame([{"arm": name, **row} for name, rows in arms for row in rows])
+
+    def figure(self) -> Figure:
+        """Return the picture of `agentrl diagnose`. Raises UserError without matplotlib."""
+        from agentrl_cli.cli.diagnose import picture
+
+        return picture(self._record)
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    *,
+    env: Env | None = None,
+    algo: Algorithm | None = None,
+) -> Config:
     """Return the configuration of a run, composed and checked as at the command line.
 
     `overrides` are those of `agentrl train`, such as ["algo=grpo", "env=twentyq", "steps=2"].
-    `config_dir` is a folder with your own options. Raises UserError with a line for each mistake,
-    such as an unknown key.
+    `config_dir` is a folder with your own options. `env` and `algo` are objects of your own
+    classes, used in place of an option. Raises UserError with a line for each mistake, such as an
+    unknown key.
     """
     if isinstance(overrides, str):
         line = f"overrides is the text '{overrides}'; give a list of texts"
         raise UserError(line, code="invalid-override")
-    return configs.compose_checked(list(overrides), _path(config_dir))
+    own = {group: own for group, own in (("env", env), ("algo", algo)) if own is not None}
+    for group, component in own.items():
+        if not is_dataclass(component) or isinstance(component, type):
+            line = f"{group} is {component!r}; give an object of a class with @dataclass"
+            raise UserError(line, code="not-a-component")
+        if given := [text for text in overrides if re.match(rf"[+~]*{group}[.=@]", text)]:
+            line = f"'{given[0]}' and the object {group} exclude each other"
+            raise UserError(f"{line}; set its fields when you create it", code="conflict")
+    config = configs.compose(list(overrides), _path(config_dir))
+    for group, component in own.items():
+        config[group] = configs.component_node(component)
+        config.choices[group] = type(component).__name__
+    return configs.check(config)
 
 
 def train(config: Config, callbacks: Iterable[Callback] = ()) -> Run:
@@ -182,6 +226,34 @@ def make_env(name: str, config_dir: str | Path | None = None, **settings: Any) -
     return configs.build(configs.check(cfg, skip=NOT_OF_ENV).env)
 
 
+def check_env(env: Env) -> None:
+    """Test the contract of an environment, as `agentrl check`. Raises UserError with a line for
+    each violation."""
+    from agentrl_cli.cli.environment import check_contract
+
+    check_contract(env)
+
+
+def diagnose(
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    *,
+    critic_updates: int = 12,
+    policy_updates: int = 12,
+    every: int = 4,
+) -> Diagnosis:
+    """Compare the critic of an algorithm with exact values, as `agentrl diagnose`.
+
+    `overrides` choose it, such as ["algo=self_ac"]. The first `critic_updates` train the critic
+    alone, the next `policy_updates` critic and policy. Measures before the first update and after
+    each `every` updates. Raises UserError for an algorithm without a critic.
+    """
+    from agentrl_cli.cli.diagnose import diagnose as measure
+
+    updates = (critic_updates, policy_updates, every)
+    return Diagnosis(measure(list(overrides), _path(config_dir), *updates))
+
+
 class _Callbacks:
     """Calls the callbacks of a run, as the listener of the training loop."""
 
@@ -212,6 +284,11 @@ def _checked(config: Config) -> Config:
         line = f"{config!r} is not a configuration; give one of compose or of run.config"
         raise UserError(line, code="not-a-config")
     return configs.check(config)
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    """Return a DataFrame, or the rows if pandas is not installed."""
+    return rows if find_spec("pandas") is None else import_module("pandas").DataFrame(rows)
 
 
 def _path(folder: str | Path | None) -> Path | None:

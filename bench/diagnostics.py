@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.statistics import mean
-from agentrl_cli.diagnose import Arm, Row, arms, auc_keys, last_of_critic, run_arm
+from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
 from agentrl_cli.report.seeds import STUDENT
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.config.compose import compose_checked
-from agentrl_cli.diagnose import Tree, action_scores, auc_by_distance
+from agentrl_cli.exact_values import Tree, action_scores, auc_by_distance
 from agentrl_cli.training.build import Parts, build_parts
 from agentrl_cli.training.loop import update
 

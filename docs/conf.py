@@ -11,7 +11,8 @@ project = "agentrl"
 author = "The agentrl developers"
 copyright = f"{author}, Apache-2.0"
 version = release = agentrl_cli.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+nb_execution_mode = "off"  # the outputs of notebooks are stored in them
 myst_enable_extensions = ["attrs_block"]  # {.settings} before a table
 myst_heading_anchors = 4
 default_role = "code"  # `name` in docstrings

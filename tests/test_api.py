@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from safetensors.torch import load_file
 
 import agentrl_cli
 from agentrl_cli import api
+from agentrl_cli.algos.base import PlayOnly
+from agentrl_cli.config.compose import build
+from agentrl_cli.core.types import Task
+from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.runs.run import Run as StoredRun
 from tests.builders.errors import user_error
 from tests.builders.runs import facts, folders, settings
+from tests.fakes.coin import CoinEnv
 
 QUICK = ["steps=3", "eval_every=1", "save_every=0", "eval.greedy=false"]
 
@@ -140,6 +146,25 @@ def test_environment_takes_settings():
     assert agentrl_cli.make_env("twentyq").tasks("test")
 
 
+def test_object_equals_an_option(root: Path):
+    named = agentrl_cli.compose(["env=coin"], folders(root))
+    algo = Own(optimizer=OptimizerSpec(lr=0.5))
+    given = agentrl_cli.compose(env=CoinEnv(turns=2), algo=algo)
+    assert given.env == named.env and given.choices.env == "CoinEnv"
+    assert build(given.env) == CoinEnv(turns=2) and build(given.algo) == algo
+
+
+@dataclass(kw_only=True)
+class Own(PlayOnly):
+    optimizer: OptimizerSpec
+
+
+@dataclass(kw_only=True)
+class NoSplits(CoinEnv):
+    def tasks(self, split: str) -> list[Task]:
+        return super().tasks("test")
+
+
 MISTAKES: dict[str, tuple[str, Callable[[agentrl_cli.Run], object]]] = {
     "key": ("unknown-key", lambda run: agentrl_cli.compose(["stpes=2"])),
     "text": ("invalid-override", lambda run: agentrl_cli.compose("steps=2")),
@@ -151,6 +176,12 @@ MISTAKES: dict[str, tuple[str, Callable[[agentrl_cli.Run], object]]] = {
     "both": ("conflict", lambda run: agentrl_cli.evaluate(run.config, ["eval.tasks=1"])),
     "step": ("no-episodes", lambda run: run.episodes("train", 7)),
     "env": ("unknown-option", lambda run: agentrl_cli.make_env("twentyqq")),
+    "contract": ("contract", lambda run: agentrl_cli.check_env(NoSplits(turns=2))),
+    "class of env": ("not-a-component", lambda run: agentrl_cli.compose(env=CoinEnv)),  # pyright: ignore
+    "env twice": (
+        "conflict",
+        lambda run: agentrl_cli.compose(["env.turns=3"], env=CoinEnv(turns=2)),
+    ),
     "setting": ("unknown-key", lambda run: agentrl_cli.make_env("twentyq", turns=2)),
 }
 

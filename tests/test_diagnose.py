@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import check, compose_checked, load
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.diagnose import (
+from agentrl_cli.exact_values import (
     Arm,
     Tree,
     arms,

@@ -24,6 +24,7 @@ from tests.paths import ROOT
 
 HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {*HISTORY})
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:agentrl_cli|conf|docs|tests|tools)/[\w./]+)`")
 PYTHON = re.compile(r"^```python run\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -46,7 +47,9 @@ def test_printed_make_targets_exist(page: Path):
     assert makes(page.read_text()) <= known
 
 
-@pytest.mark.parametrize("page", [*PAGES, *HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [*PAGES, *HISTORY, *NOTEBOOKS], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_between_pages_lead_somewhere(page: Path):
     for name, anchor in LINK.findall(page.read_text()):
         if "://" not in name:

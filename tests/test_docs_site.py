@@ -26,6 +26,7 @@ LOADED = re.compile(r'<(?:img|script|link rel="stylesheet")[^>]*?\s(?:href|src)=
 KEY = re.compile(r'<tr[^>]*><td><p><code[^>]*><span class="pre">([\w.]+)</span>')
 MEASURE = """
 const pages = ["index", "api", "metrics", "results", "settings/algo", "scaling"];
+pages.push("notebooks/extend");
 const found = {};
 async function open(page, width) {
   const frame = document.createElement("iframe");
@@ -110,4 +111,4 @@ def test_pages_fit_two_widths_and_search_finds_a_key(site: Path, tmp_path: Path)
     assert found.pop("search").partition("?")[0] == "settings/algo.html"
     edges = {name: edge for name, (edge, _) in found.items()}
     assert {n: edge for n, edge in edges.items() if edge > int(n.split()[1])} == {}
-    assert len(edges) == 12 and found["results 400"][1] and not found["settings/algo 1280"][1]
+    assert len(edges) == 14 and found["results 400"][1] and not found["settings/algo 1280"][1]

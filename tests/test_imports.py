@@ -22,7 +22,7 @@ FLOORS = (  # a room imports from floors below its own and from itself, for type
     {"models", "rollout", "runs"},
     {"algos"},
     {"report", "training"},
-    {"diagnose"},
+    {"exact_values"},
     {"cli"},
     {"api"},
 )

@@ -1,15 +1,16 @@
 """Build the documentation site from README.md, docs/ and the code.
 
 Run `make docs`, or `python tools/docs_site.py FOLDER`. The pages are those of the repository; other
-files that they link to are copied. The start page of each part, the settings and the Python API are
-generated. Sphinx (docs/conf.py) fails on any warning, such as a link that leads nowhere or a page
-that no part lists.
+files that they link to are copied. Notebooks are shown with their stored outputs and not run. The
+start page of each part, the settings and the Python API are generated. Sphinx (docs/conf.py) fails
+on any warning, such as a link that leads nowhere or a page that no part lists.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, CONF = ROOT / "docs", ROOT / "conf"
 PARTS = {  # of the navigation: title, what it is for, and its pages
     "tutorials": ("Tutorials", "Train, evaluate and extend, step by step.",
-                  "usage python extending"),
+                  "usage python extending notebooks/train notebooks/extend notebooks/critic"),
     "howto": ("How-to guides", "Reach a goal or solve a problem.",
               "real_models scaling pitfalls CONTRIBUTING"),
     "reference": ("Reference", "Look up a key, a class, a metric, a formula or a guarantee.",
@@ -48,7 +49,11 @@ PAGES = {  # name on the site and file
     "index": ROOT / "README.md",
     "tiny_models": ROOT / "agentrl_cli" / "models" / "tiny" / "README.md",
     **{name: ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")},
-    **{str(file.relative_to(DOCS).with_suffix("")): file for file in DOCS.rglob("*.md")},
+    **{
+        str(file.relative_to(DOCS).with_suffix("")): file
+        for shape in ("*.md", "notebooks/*.ipynb")
+        for file in DOCS.rglob(shape)
+    },
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 ABOUT_SETTINGS = """\
@@ -69,7 +74,7 @@ def main(folder: Path) -> int:
         source = Path(name)
         pages = {**copied_pages(source), **settings_pages(), "api": api_page()}
         for page, text in {**pages, **part_pages(pages)}.items():
-            file = source / f"{page}.md"
+            file = source / file_name(page)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet"]
@@ -91,7 +96,7 @@ def copied_pages(source: Path) -> dict[str, str]:
             to = (file.parent / target).resolve()
             if to.is_dir():
                 return text
-            place = f"{names[to]}.md" if to in names else str(to.relative_to(ROOT))
+            place = file_name(names[to]) if to in names else str(to.relative_to(ROOT))
             place = place.removeprefix("docs/")
             if to.is_file() and to not in names:
                 (source / place).parent.mkdir(parents=True, exist_ok=True)
@@ -99,12 +104,17 @@ def copied_pages(source: Path) -> dict[str, str]:
             text = "" if text.endswith(".md") else text  # Sphinx inserts the title
             return f"{image}[{text}]({os.path.relpath(place, Path(name).parent)}{anchor})"
 
-        return LINK.sub(link, file.read_text())
+        return LINK.sub(link, file.read_text())  # of a notebook: in the JSON of its texts
 
     found = {name: page(name, file) for name, file in PAGES.items()}
     found["index"] += toctree(PARTS)
     found["log/README"] += toctree(sorted(n[4:] for n in PAGES if re.match(r"log/\d", n)))
     return found
+
+
+def file_name(page: str) -> str:
+    is_notebook = PAGES.get(page, ROOT).suffix == ".ipynb"
+    return f"{page}.ipynb" if is_notebook else f"{page}.md"
 
 
 def part_pages(pages: dict[str, str]) -> dict[str, str]:
@@ -114,10 +124,13 @@ def part_pages(pages: dict[str, str]) -> dict[str, str]:
         names = [name for name in listed.split() if name in pages]
         lines = [f"# {title}", "", about, ""]
         for name in names:
-            heading = re.search(r"^# (.+)$", pages[name], re.MULTILINE)
-            first = re.search(r"^[A-Z`].*?\.(?=\s)", pages[name], re.MULTILINE | re.DOTALL)
+            text = pages[name]
+            if file_name(name).endswith(".ipynb"):
+                text = "".join(json.loads(text)["cells"][0]["source"])
+            heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+            first = re.search(r"^[A-Z`].*?\.(?=\s)", text, re.MULTILINE | re.DOTALL)
             assert heading and first, name
-            lines.append(f"- [{heading[1]}]({name}.md): {' '.join(first[0].split())}")
+            lines.append(f"- [{heading[1]}]({file_name(name)}): {' '.join(first[0].split())}")
         found[part] = "\n".join(lines) + "\n" + toctree(names)
     return found
 

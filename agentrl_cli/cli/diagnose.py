@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.terminal import echo_err
-from agentrl_cli.diagnose import Arm, Row, arms, auc_keys, last_of_critic, run_arm
-from agentrl_cli.report.figures import svg
+from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
+from agentrl_cli.report.figures import style, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,22 +50,24 @@ def diagnose(
     critic_updates: int,
     policy_updates: int,
     every: int,
-    out: Path,
 ) -> dict[str, Any]:
-    """Run all arms, write the picture to `out`, and return the measurements by arm."""
+    """Run all arms and return the measurements by arm."""
     overrides = ["recipe=courier", *overrides]
     cfg = compose_checked(overrides, config_dir)
     base = Arm(
         str(cfg.choices.algo), overrides, critic_updates, policy_updates, every,
         config_dir=config_dir,
     )  # fmt: skip
-    found = run_all(arms(cfg, base))
+    return {"critic_updates": critic_updates, "arms": run_all(arms(cfg, base))}
+
+
+def write_picture(record: dict[str, Any], out: Path) -> None:
+    """Write the picture to `out` and print its place, or why there is none."""
     try:
-        out.write_text(svg(draw, found, critic_updates))
+        out.write_text(svg(draw, record["arms"], record["critic_updates"]))
         echo_err(f"picture: {out}")
     except (UserError, OSError) as error:
         echo_err(f"no picture: {error}")
-    return {"critic_updates": critic_updates, "arms": found}
 
 
 def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
@@ -72,7 +75,8 @@ def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
     workers = min(len(todo), len(os.sched_getaffinity(0)))
     done: dict[str, list[Row]] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
+    display = Display(Activity("arms", 0, len(todo)))
+    with display, ProcessPoolExecutor(workers, context) as pool:
         running = {pool.submit(run_arm, arm): arm.name for arm in todo}
         for future in as_completed(running):
             try:
@@ -80,7 +84,8 @@ def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-            echo_err(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
+            display.activity.advance(len(done), len(todo))
+            display.print(f"{running[future]}: done, {len(done)} of {len(todo)} arms")
     return {arm.name: done[arm.name] for arm in todo}
 
 
@@ -105,6 +110,12 @@ def lines(record: dict[str, Any]) -> list[str]:
     if len(found) == 1:  # it learns from demonstrations
         return [*table(cells), HEALTHY_REWARDS]
     return [*table(cells), HEALTHY_STATES if of_states else HEALTHY]
+
+
+def picture(record: dict[str, Any]) -> Figure:
+    """Return the picture in the style of reports. Raises UserError without matplotlib."""
+    with style():
+        return draw(record["arms"], record["critic_updates"])
 
 
 def draw(found: dict[str, list[Row]], critic_updates: int) -> Figure:

@@ -95,9 +95,13 @@ def check_contract(env: Env, *, expert: bool = True) -> str:
 
 
 def _place(env: Env) -> str:
-    """Return the class of an environment and its file."""
+    """Return the class of an environment and its file; a class of a notebook has none."""
     cls = type(env)
-    return f"{cls.__module__}.{cls.__qualname__} ({inspect.getsourcefile(cls)})"
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        return f"{name} ({inspect.getsourcefile(cls)})"
+    except (OSError, TypeError):
+        return name
 
 
 def _play(env: Env, task: Task, agent: str) -> Episode | None:

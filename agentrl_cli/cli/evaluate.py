@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config.compose import EVAL_GROUPS, build, check, compose_checked, load
+from agentrl_cli.core.activity import Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
-from agentrl_cli.core.terminal import echo
+from agentrl_cli.core.terminal import echo, terminal_width
+from agentrl_cli.core.types import Episode
+from agentrl_cli.report.seeds import Outcomes
+from agentrl_cli.report.summary import base_result, evaluation_lines
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
@@ -24,14 +28,14 @@ if TYPE_CHECKING:
     from agentrl_cli.training.build import Parts
 
 Record = dict[str, Any]
-Show = Callable[[Record], None]
+Show = Callable[[Record, list[str]], None]  # called with the record and its lines for a terminal
 
 
 def evaluate_command(
     ref: str | None,
     overrides: list[str],
     config_dir: Path | None = None,
-    show: Show = lambda record: None,
+    show: Show | None = None,
 ) -> Record:
     """Evaluate the last checkpoint of a run, or a model if `ref` is None.
 
@@ -58,7 +62,7 @@ def _chooses(overrides: list[str], *groups: str) -> bool:
 
 
 def evaluate_model(
-    cfg: DictConfig, show: Show = lambda record: None, *, has_algorithm: bool = False
+    cfg: DictConfig, show: Show | None = None, *, has_algorithm: bool = False
 ) -> Record:
     """Evaluate a model without training. With `has_algorithm` the algorithm adds diagnostics."""
     from agentrl_cli.training.endpoint import PATH, assemble_endpoint
@@ -76,17 +80,22 @@ def evaluate_model(
         algorithm = None if has_algorithm else PlayOnly()
         parts = build_parts(cfg, None, learns=False, algorithm=algorithm)
     with report_requests(cfg, parts):
-        record = {"model": cfg.model.name if is_endpoint else "base", **_evaluate(cfg, parts, 0)}
+        found, _ = _evaluate(cfg, parts)
+        record = {"model": cfg.model.name if is_endpoint else "base", **found}
         record |= parts.generator.usage() if is_endpoint else {}
-        show(record)
+        if show is not None:
+            env = str(cfg.choices.env)
+            show(record, evaluation_lines(record, env, width=terminal_width()))
     return record
 
 
-def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -> Record:
+def evaluate_run(run: Run, cfg: DictConfig, show: Show | None, *, is_elsewhere: bool) -> Record:
     """Evaluate the checkpoint that a run keeps, and append the record to the run.
 
     The record names the environment if it is not the run's own (`is_elsewhere`).
     """
+    from omegaconf import OmegaConf
+
     from agentrl_cli.runs.checkpoints import played_checkpoint
     from agentrl_cli.training.build import build_parts
 
@@ -95,19 +104,32 @@ def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -
     parts.restore_models(checkpoint.folder)
     environment = {"env": cfg.choices.env} if is_elsewhere else {}
     with report_requests(cfg, parts):
-        found = _evaluate(cfg, parts, checkpoint.step)
+        found, outcomes = _evaluate(cfg, parts)
         record = {"run": run.name, "step": checkpoint.step, **environment, **found}
-        show(record)
+        if show is not None:
+            settings: Any = OmegaConf.to_container(cfg)
+            base = base_result(run, settings, record, outcomes) if outcomes else None
+            show(record, evaluation_lines(record, str(cfg.choices.env), base, terminal_width()))
     run.write_evaluation(record)
     return record
 
 
-def _evaluate(cfg: DictConfig, parts: Parts, step: int) -> Record:
+def _evaluate(cfg: DictConfig, parts: Parts) -> tuple[Record, Outcomes]:
+    """Return the metrics, and the success of the episodes of the first split by task; none with a
+    search."""
     from agentrl_cli.training.evaluate import compare_search, evaluate
 
-    if cfg.choices.get("search"):
-        return compare_search(parts, build(cfg.search))
-    return evaluate(parts, None, step)
+    outcomes: dict[str, list[float]] = {}
+
+    def keep(episodes: list[Episode]) -> None:
+        for episode in episodes:
+            outcomes.setdefault(episode.task.id, []).append(float(episode.success))
+
+    parts.activity.begin("evaluation")
+    with Display(parts.activity):
+        if cfg.choices.get("search"):
+            return compare_search(parts, build(cfg.search)), {}
+        return evaluate(parts, keep), outcomes
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from shlex import join, quote
 from typing import Annotated, Any, Literal, cast
@@ -205,9 +204,12 @@ def evaluate(
     from agentrl_cli.cli.evaluate import evaluate_command
     from agentrl_cli.runs.find import is_run
 
+    def show(record: dict[str, Any], lines: list[str]) -> None:
+        echo(json.dumps(record) if as_json else "\n".join(lines))
+
     is_override = "=" in what[0] and not is_run(Path(what[0]))
     ref, overrides = (None, what) if is_override else (what[0], what[1:])
-    evaluate_command(ref, overrides, config_dir, partial(_print_record, as_json=as_json))
+    evaluate_command(ref, overrides, config_dir, show)
 
 
 @verb("play")
@@ -329,9 +331,10 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Compare an algorithm's critic with the exact values of a small environment."""
-    from agentrl_cli.cli.diagnose import diagnose, lines
+    from agentrl_cli.cli.diagnose import diagnose, lines, write_picture
 
-    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every, out)
+    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every)
+    write_picture(record, out)
     echo(json.dumps(record) if as_json else "\n".join(lines(record)))
 
 
@@ -421,9 +424,10 @@ def show(
     kind = " ".join([*filters, "episodes"])
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     at = "" if step is None else f" --step {step}"
-    another = f"agentrl show {source.quoted_folder}{at} --episode ID"
-    ids = " ".join(entry.id for entry in match.entries[1:4]) or "..."
-    echo(f"{position}; show another: {another}, such as {ids}", err=True)
+    echo(position, err=True)
+    if others := match.entries[1:]:
+        command = f"agentrl show {source.quoted_folder}{at} --episode {quote(others[0].id)}"
+        echo(f"another: {command}", err=True)
     if ends := source.meta.get("end_tokens"):
         echo(f"answers end with {', '.join(map(str, ends))}", err=True)
 
@@ -627,13 +631,3 @@ def _nothing_chosen(verb: str, more: str = "") -> UserError:
     example = f"agentrl {verb} algo=nlac env=twentyq{more}"
     line = f"nothing was started; give at least one override, for example: {example}"
     return UserError(line, code="nothing-chosen")
-
-
-def _print_record(record: dict[str, Any], *, as_json: bool) -> None:
-    from agentrl_cli.report.summary import has_nothing_to_average
-
-    width = max(map(len, record))
-    texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
-    texts |= {key: "–" for key in record if has_nothing_to_average(record, key)}
-    lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
-    echo(json.dumps(record) if as_json else "\n".join(lines))

@@ -23,6 +23,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.cli.environment import check_contract
 from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
+from agentrl_cli.core.activity import Display
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_err
@@ -213,7 +214,9 @@ def dry_run(cfg: DictConfig) -> None:
     print_row("answers end with", ", ".join(parts.chat.ends))
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     began = perf_counter()
-    episodes = parts.play(starts, parts.collector.sampling)
+    parts.activity.begin("play")
+    with Display(parts.activity):
+        episodes = parts.play(starts, parts.collector.sampling)
     played = perf_counter() - began
     check_failures(episodes, 0.0)
     first, turns = episodes[0], len(episodes[0].turns)

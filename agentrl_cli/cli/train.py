@@ -18,7 +18,7 @@ from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
 from agentrl_cli.core.launch import is_first_process, require_single_process, validate_processes
-from agentrl_cli.core.terminal import echo_err, has_lost_stdout
+from agentrl_cli.core.terminal import echo_err, has_lost_stdout, terminal_width
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
@@ -57,13 +57,13 @@ def start(
 
 
 def print_result(run: Run) -> None:
-    """Print the final table in the first process, if stdout can still be written."""
-    from agentrl_cli.report.summary import final_table
+    """Print the result in the first process, if stdout can still be written."""
+    from agentrl_cli.report.summary import final_lines
 
     if not is_first_process():
         return
     try:
-        print(final_table(run), flush=True)
+        print("\n".join(final_lines(run, terminal_width())), flush=True)
     except OSError:
         if not has_lost_stdout():
             raise

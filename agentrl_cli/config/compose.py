@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -153,6 +154,14 @@ def _read_version(file: Path, changed: int) -> dict[str, Any]:
 
 
 # compose
+
+
+def component_node(component: Any) -> dict[str, Any]:
+    """Return the node that configures an object as it is: its class and its fields."""
+    cls = type(component)
+    values = {f.name: getattr(component, f.name) for f in fields(component) if f.init}
+    plain = {k: asdict(v) if is_dataclass(v) else v for k, v in values.items()}  # pyright: ignore
+    return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain}
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:

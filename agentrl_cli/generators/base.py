@@ -14,6 +14,8 @@ from agentrl_cli.core.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl_cli.core.activity import Activity
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -38,6 +40,7 @@ class Generator(ABC):
     """Samples completions. Calls are stateless, but an engine may cache prefixes of prompts."""
 
     gives_hidden_states = True
+    activity: Activity | None = None  # whose `answered` the engine may set during a call
 
     @abstractmethod
     def generate(

@@ -355,9 +355,13 @@ class EndpointGenerator(Generator):
             messages = messages_of(call[0], self.roles, self.end)
             return self.chat.ask(messages, call[1], sampling.temperature, sampling.max_tokens)
 
+        answers = list[Answer]()
         with ThreadPoolExecutor(self.workers) as pool:
             try:
-                answers = list(pool.map(answer_to, calls))
+                for answer in pool.map(answer_to, calls):
+                    answers.append(answer)
+                    if self.activity is not None:
+                        self.activity.answered = len(answers) / len(calls)
             except SimulatorError as error:
                 pool.shutdown(cancel_futures=True)
                 cache = self.chat.cache

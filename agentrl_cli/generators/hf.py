@@ -136,6 +136,8 @@ class HFGenerator(HFGeneratorConfig, Generator):
                     line += " lower learning rate, or give model.dtype=float32"
                     raise UserError(line, code="logits-not-finite")
                 completions.update(zip(part, _completions(batch, sampling), strict=True))
+                if self.activity is not None:
+                    self.activity.answered = len(completions) / (len(prompts) * sampling.n)
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
     @torch.inference_mode()

@@ -613,7 +613,15 @@ class VLLMGenerator(Generator):
             Request(adapter, prompt, seed, sampling, vocabulary)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        calls = [self._complete(*pair) for pair in zip(requests, homes, strict=True)]
+        done = count(1)
+
+        async def counted(request: Request, home: int) -> Completion:
+            answer = await self._complete(request, home)
+            if self.activity is not None:
+                self.activity.answered = next(done) / len(requests)
+            return answer
+
+        calls = [counted(*pair) for pair in zip(requests, homes, strict=True)]
         answers = wait_for(_gather(calls, faults=True))
         if adapter in self.unchecked:
             self._check_gap(model, adapter, requests, answers, homes)

@@ -100,11 +100,12 @@ def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = Fa
     """Return the lines of an episode; `fold` summarises many forecasts of a turn."""
     lines, end = labelled(summary(episode, source), width), known_end(episode)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        shown = [f"{name} {value}".strip() for name, value in numbers(turn, return_)]
+        shown = [f"{name}\0{value}".strip("\0") for name, value in numbers(turn, return_)]
         head = textwrap.wrap(
             "  ".join([f"turn {number}", *shown]), max(width, 24),
             subsequent_indent=" " * 8, break_on_hyphens=False,
         )  # fmt: skip
+        head = [line.replace("\0", " ") for line in head]  # a name and its number stay together
         lines += ["", *head, *labelled(texts(turn, end, fold=fold), width)]
     closing = [(message.role, message.content) for message in episode.final_observation]
     return [*lines, "", *labelled(closing, width)] if closing else lines
@@ -183,7 +184,7 @@ def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
         values = [f"{n} {thought[n]:+.3f}" for n in NUMBERS if is_number(thought.get(n))]
         facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
     if len(thoughts) <= 1:
-        facts.append(("action", turn.action))
+        facts.append(("action", turn.action.rstrip("\n")))
     notes = {key: value for key, value in turn.info.items() if key not in NOT_FROM_ENVIRONMENT}
     for label, found in (("notes", notes), ("hidden", turn.info.get("privileged"))):
         if isinstance(found, dict) and found:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,20 +76,26 @@ def figures(section: Section, **metrics: Sequence[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
-    """Return a drawn figure as SVG with text as text; equal numbers give equal bytes. Empty if
-    nothing is drawn. Raises UserError without matplotlib."""
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the style of reports. Raises UserError without matplotlib."""
     try:
         import matplotlib as mpl
         import matplotlib.figure
     except ImportError:
         line = "reports need matplotlib; run pip install 'agentrl-cli[report]'"
         raise UserError(line, code="missing-package") from None
-    if arguments[0] == []:
-        return ""
-    buffer = io.StringIO()
     with mpl.rc_context(fname=STYLE):
-        draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
+        yield
+
+
+def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
+    """Return a drawn figure as SVG with text as text; equal numbers give equal bytes. Empty if
+    nothing is drawn. Raises UserError without matplotlib."""
+    buffer = io.StringIO()
+    with style():
+        if arguments[0] != []:
+            draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 

@@ -107,6 +107,9 @@ def play(
             if not live:
                 continue
             moving = live[: generator.fitting([episode.state_ids for episode in live])]
+            played = sum(episode.progress()[0] for episode in live)
+            planned = sum(episode.progress()[1] for episode in moving)
+            activity.advance(len(begun) - len(live), len(starts), played, planned)
             prompts = [episode.state_ids for episode in moving]
             seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in moving]
             answers: list[Completion | GeneratorError]
@@ -116,7 +119,8 @@ def play(
                 answers = [error if found is None else found[0] for found in error.answers]
             advance([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
-            activity.advance(len(begun) - len(live), len(starts))
+            played = sum(episode.progress()[0] for episode in live)
+            activity.advance(len(begun) - len(live), len(starts), played)
 
 
 def check_failures(
@@ -214,6 +218,14 @@ class LiveEpisode:
             if self.ended or self.observation:
                 break
         yield from self._end_if_too_long()
+
+    def progress(self) -> tuple[float, float]:
+        """Return the estimated shares of the episode that are played, and that the next reply will
+        play. Both are of the environment's `max_turns`, if it has such a setting."""
+        most, turns = getattr(self.env, "__dict__", {}).get("max_turns"), len(self.record.turns)
+        if not isinstance(most, int) or most < 1:
+            return 0.0, float(not turns)
+        return min(1.0, turns / most), 1 / most
 
     def _end_if_too_long(self) -> EnvCalls[None]:
         if not self.ended and len(self.state_ids) > self.max_state:

@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -22,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl_cli.core import files
-from agentrl_cli.core.activity import Activity
+from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import echo, echo_err, safe
+from agentrl_cli.core.terminal import echo, safe
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.checkpoints import played_checkpoint
 from agentrl_cli.runs.run import Logger, Run
@@ -32,7 +30,6 @@ from agentrl_cli.runs.run import Logger, Run
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
     from omegaconf import DictConfig
-    from rich.progress import Progress
 
 SHOWN_METRICS = (
     "reward/*", "episodes/success", "episodes/error_rate", "*/loss", "*/match", "eval/*_success",
@@ -60,34 +57,30 @@ class JsonlLogger(Logger):
 
 @dataclass(kw_only=True)
 class Console(Logger):
-    """Print one line per step to stderr and log.txt. A terminal also shows a progress bar with the
-    current work, its speed and the remaining time."""
+    """Print one line per step to stderr and log.txt. Between them a terminal shows a progress bar
+    with the current work and the remaining time, and other output gets one line a minute."""
 
     activity: Activity = field(default_factory=Activity)
     run: Run | None = field(default=None, init=False)
     steps: int = field(default=0, init=False)
-    progress: Progress | None = field(default=None, init=False)
+    display: Display | None = field(default=None, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         self.run, self.steps = run, cfg.steps
-        if sys.stderr.isatty():
-            self.progress = _bar(cfg.steps, self.activity)
+        self.display = Display(self.activity, cfg.steps)
+        self.display.start()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         text = step_line(step, self.steps, metrics)
         if self.run:
             self.run.append_log(text)
-        if self.progress is None:
-            echo_err(text)
-            return
-        with suppress(OSError):  # the terminal was closed
-            self.progress.console.print(text, markup=False, highlight=False)
-            self.progress.update(self.progress.task_ids[0], completed=step)
+        if self.display is not None:
+            self.display.print(text)
+            self.display.step = step
 
     def finish(self, status: str) -> None:
-        if self.progress is not None:
-            with suppress(OSError):
-                self.progress.stop()
+        if self.display is not None:
+            self.display.stop()
 
 
 @dataclass(kw_only=True)
@@ -373,26 +366,6 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
     return safe("  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts]))
-
-
-def _bar(steps: int, activity: Activity) -> Progress:
-    """Return a bar with the completed steps, the current work, and elapsed and remaining time."""
-    from rich import progress as bars
-    from rich.console import Console as Terminal
-    from rich.text import Text
-
-    class CurrentWork(bars.ProgressColumn):
-        def render(self, task: bars.Task) -> Text:
-            return Text(activity.text(), overflow="ellipsis", no_wrap=True)
-
-    progress = bars.Progress(
-        bars.SpinnerColumn(), bars.BarColumn(bar_width=12), bars.MofNCompleteColumn(),
-        CurrentWork(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
-        console=Terminal(stderr=True), transient=True, refresh_per_second=4,
-    )  # fmt: skip
-    progress.add_task("steps", total=steps)
-    progress.start()
-    return progress
 
 
 def sweep_of(run: Run) -> str | None:

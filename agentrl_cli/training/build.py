@@ -243,7 +243,7 @@ def _connect(
         activity=activity,
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
-    collector.activity = activity
+    collector.activity = generator.activity = activity
     make_env = partial(copy.copy, env)
     collector.bind(
         make_env=make_env, chat=chat, generator=generator, seed=cfg.seed,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.algos.base import Algorithm, Context, PlayOnly
 from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import ROLES, Message
 from agentrl_cli.envs.base import Env
@@ -114,6 +115,7 @@ def assemble_endpoint(cfg: DictConfig) -> Parts:
     collector.bind(
         make_env=make_env, chat=chat, generator=generator, seed=cfg.seed, policy_version=lambda: 0
     )
+    collector.activity = generator.activity = activity = Activity()
     settings = as_dataclass(cfg.eval, EvalConfig)
     algo: Algorithm = build(cfg.algo)
     absent: Any = None  # what only training needs
@@ -129,5 +131,5 @@ def assemble_endpoint(cfg: DictConfig) -> Parts:
     return Parts(
         collector=collector, models=absent, generator=generator, algo=Untrained(inner=algo),
         learner=absent, buffer=absent, chat=chat, make_env=make_env, eval=settings,
-        play=collector.play, seed=cfg.seed, context=context, data=absent,
+        play=collector.play, seed=cfg.seed, context=context, data=absent, activity=activity,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,17 @@ from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
 if TYPE_CHECKING:
     from agentrl_cli.generators.tree_search import TreeSearch
-    from agentrl_cli.runs.run import Run
     from agentrl_cli.training.build import Parts
 
 ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm annotates
 
 
-def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
+def evaluate(
+    parts: Parts, keep: Callable[[list[Episode]], object] | None = None
+) -> dict[str, float]:
     """Play every split and return metrics `eval/SPLIT_…`.
 
-    Episodes of the first split are written to `run`. With `eval.greedy` each task is also played
+    Episodes of the first split are given to `keep`. With `eval.greedy` each task is also played
     once at temperature 0. Seeds depend on neither the step nor the weights, so every evaluation
     plays the same episodes.
     """
@@ -37,8 +39,8 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
             first_split = sampled
             metrics |= parts.algo.monitor(sampled)
     parts.algo.annotate(evenly_spaced(first_split, ANNOTATED_EPISODES))
-    if run is not None:
-        run.write_episodes("eval", step, first_split)
+    if keep is not None:
+        keep(first_split)
     return metrics
 
 

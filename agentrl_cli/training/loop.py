@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING
 
@@ -213,7 +214,7 @@ def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
     """Return the metrics of `evaluate` and its duration."""
     parts.activity.begin("evaluation" if step else "baseline")
     began = time.perf_counter()
-    metrics = evaluate(parts, run, step)
+    metrics = evaluate(parts, partial(run.write_episodes, "eval", step))
     return metrics | {"time/eval": time.perf_counter() - began}
 
 

@@ -15,9 +15,10 @@ from agentrl_cli.config.comments import render, settings
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, safe
 from agentrl_cli.envs.tau.users import HumanUser
-from agentrl_cli.report.summary import table
+from agentrl_cli.report.summary import final_lines, table
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.loggers import step_line
+from agentrl_cli.runs.run import Run
 from tests.builders.report import episode, write_run
 from tests.builders.runs import Agentrl
 
@@ -74,7 +75,8 @@ def test_narrow_terminal_shows_whole_words(agentrl: Agentrl, monkeypatch: pytest
     cells = [["run", "status", "reward", "success"], ["math-grpo_s1_k7f2", "done", "0.125", "20.0"]]
     lines = table([*cells, ["other", "failed", "", "–"]], "Runs of this folder", width=40)
     assert all(len(line) <= 40 for line in lines)
-    assert all(any(text in line for line in lines) for row in cells for text in row)
+    words = [*cells[0][1:], *cells[1]]
+    assert all(any(text in line for line in lines) for text in words)
     rows, notes = settings(["algo=grpo", "env=courier"])
     narrow, wide = render(rows, notes, 40), render(rows, notes)
     assert yaml.safe_load("\n".join(narrow)) == yaml.safe_load("\n".join(wide))
@@ -83,3 +85,12 @@ def test_narrow_terminal_shows_whole_words(agentrl: Agentrl, monkeypatch: pytest
     for verb in ([], ["sweep"]):
         assert all(len(line) <= 40 for line in agentrl(*verb, "--help").stdout.splitlines()
                    if not line.startswith("    agentrl "))  # fmt: skip
+
+
+def test_result_fits_narrow_terminal(tmp_path: Path):
+    run = Run(write_run(tmp_path / "it"))
+    for width in (80, 40):
+        lines = final_lines(run, width)
+        commands = {line for line in lines if line.startswith("  agentrl ")}
+        others = {*lines} - commands - {f"run {run.folder}"}
+        assert commands and others and all(len(line) <= width for line in others)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import start
 from agentrl_cli.core import files
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import summary
 from agentrl_cli.report.records import read_records, shown_metrics
-from agentrl_cli.report.summary import comparison, final_table
+from agentrl_cli.report.summary import comparison, final_lines
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused
-from tests.builders.report import write_run
+from tests.builders.report import BASE, Outcomes, write_run
 from tests.builders.runs import SPEAKER, folders, settings, trained
 
 
@@ -44,7 +46,7 @@ def test_base_and_trained_are_compared_by_split():
     assert success.split()[2:] == [
         "25.0%", "[20.0,", "30.0]", "50.0%", "[40.0,", "60.0]", "+25.0", "[+10.0,", "+40.0]",
     ]  # fmt: skip
-    assert re.split("  +", turns) == ["test turns to success", "9.5", "8.0", "-1.5"]
+    assert re.split("  +", turns) == ["test turns to win", "9.5", "8.0", "-1.5"]
     assert comparison(rows[0], rows[1])[1].split()[-1] == "+25.0"
     _, success, turns = comparison(None, rows[1])  # without an evaluation before training
     assert success.split()[2:] == ["–", "50.0%", "[40.0,", "60.0]", "–"]
@@ -59,9 +61,39 @@ def test_final_difference_is_paired_by_task(tmp_path: Path):
         {e.id: float(e.success) for e in run.read_episodes("eval", step)} for step in (0, 1)
     ]
     gain = sum(outcomes[1][name] - outcomes[0][name] for name in outcomes[0]) / len(outcomes[0])
-    line = final_table(run).splitlines()[1]
+    line = final_lines(run)[1]
     shown = re.escape(f"{100 * gain:+.1f} [")
     assert re.search(shown + r"[+-][\d.]+, [+-][\d.]+\]$", line)
+
+
+def test_evaluation_shows_the_table_of_the_run(tmp_path: Path):
+    run = trained(tmp_path, "grpo", "it", "steps=1", "eval.greedy=false", SPEAKER)
+    shown: list[list[str]] = []
+    for more in ([], ["eval.tasks=1"]):
+        evaluate_command(str(run.folder), more, show=lambda record, lines: shown.append(lines))
+    table = summary.result_table(run)
+    assert len(table) > 1 and shown[0][1 : 1 + len(table)] == table
+    (success,) = (line for line in shown[1] if line.startswith("test success"))
+    assert success.count("[") == 1  # of other episodes than those before training
+
+
+@pytest.mark.parametrize(
+    ("final", "verbs"),
+    [
+        ({task: [1, 1] for task in BASE}, ["show", "train"]),
+        (BASE, ["show", "resume"]),
+        ({task: [0, 0] for task in BASE}, ["show", "resume"]),  # two of eight were won before
+    ],
+)
+def test_next_commands_depend_on_the_gain(tmp_path: Path, final: Outcomes, verbs: list[str]):
+    run = Run(write_run(tmp_path / "it", final=final))
+    found = summary.result(run)
+    assert found is not None and found.gain is not None
+    commands = [command for _, command in summary.next_commands(run, found)]
+    assert [command.split()[1] for command in commands] == verbs
+    assert ("--changed" in commands[0]) is (found.gain.low > 0)
+    worse = replace(found, gain=Interval(-0.3, -0.5, -0.1))
+    assert "algo.optimizer.lr" in list(summary.next_commands(run, worse))[-1][1]
 
 
 # accuracy of the critique

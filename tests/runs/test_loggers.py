@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from agentrl_cli.cli.export import export
 from agentrl_cli.config.compose import build, compose
-from agentrl_cli.core import files
+from agentrl_cli.core import activity, files
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.runs.loggers import (
@@ -70,15 +70,37 @@ def test_terminal_gets_a_bar_below_the_lines(tmp_path: Path, monkeypatch: pytest
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         run, cfg = new_run(tmp_path)
-        activity = Activity("play", 3, 8)
+        work = Activity("play", 3, 8)
         with run.track():
-            run.attach([Console(activity=activity)], cfg)
+            run.attach([Console(activity=work)], cfg)
             run.log(1, {"reward/mean": 1.0})
             time.sleep(0.6)  # the line is drawn anew four times a second
         written = os.read(master, 100_000).decode()
     os.close(master)
     assert f"step  1/{cfg.steps}  reward/mean 1" in written and f"0/{cfg.steps}" in written
     assert "play 3/8, " in written and "s left" in written
+
+
+def test_pipe_gets_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(activity, "MINUTE", 0.05)
+    with activity.Display(Activity("play", 3, 8)):
+        time.sleep(0.3)
+    printed = capsys.readouterr()
+    assert printed.err.count("play 3/8, ") >= 2 and printed.out == ""
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_share_of_work_counts_parts_of_items():
+    work = Activity("play")
+    assert work.share == 0
+    work.advance(2, 8, partial=1.0, next=2.0)
+    work.answered = 0.5
+    assert work.share == 0.5
+    work.advance(8, 8, partial=1.0)
+    assert work.share == 1
 
 
 @pytest.fixture

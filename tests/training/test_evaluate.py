@@ -114,7 +114,7 @@ def test_every_split_is_measured_sampled_and_greedy(parts):
          "greedy": True, "baseline": True},
         type(parts.eval),
     )  # fmt: skip
-    found = evaluate(replace(parts, eval=how), None, 0)
+    found = evaluate(replace(parts, eval=how))
     for split in ("test", "train"):
         assert found[f"eval/{split}_episodes"] == 4
         assert f"eval/{split}_greedy_success" in found and f"eval/{split}_success_low" in found
