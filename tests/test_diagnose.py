@@ -64,6 +64,7 @@ def test_exact_values_agree_with_sampled_episodes(tree: Tree):
     assert won == pytest.approx(tree.values(policy).success, abs=0.03) and won > 0.6
 
 
+@pytest.mark.slow
 def test_policy_values_agree_with_play(tree: Tree):
     parts = tree.parts
     episodes = [e for step in range(12) for e in parts.collector.collect(step, 1)]

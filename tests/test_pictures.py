@@ -29,6 +29,7 @@ def texts(svg: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter() if node.text]
 
 
+@pytest.mark.slow
 def test_stored_pictures_are_current():
     stored = {file.stem: file.read_text() for file in (ROOT / "docs" / "images").glob("*.svg")}
     assert max(map(len, stored.values())) < LARGEST

@@ -430,6 +430,7 @@ def test_two_critics_and_replayed_actor_learn_a_coin_game(model_folder: Path):
     assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85
 
 
+@pytest.mark.slow
 def test_archer_learns_a_coin_game(model_folder: Path):
     adam = OptimizerSpec(lr=3e-3)
     algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, gamma=1.0,

@@ -83,7 +83,8 @@ def test_monitor_compares_values_with_returns(model_folder: Path, level: str):
     assert all("advantage" in turn.info for e in episodes for turn in e.turns)
 
 
-@pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
 def test_ppo_learns_a_coin_game(model_folder: Path, level: str):
     algo = ppo(level=level, gamma=1.0, gae_lambda=0.95, normalise_advantages=True, epochs=2,
                optimizer=OptimizerSpec(lr=3e-3))  # fmt: skip

@@ -39,7 +39,7 @@ BAD = ["", '{"hello": 1}', "[]", '{"status": 1, "created": "", "history": []}',
 def test_unreadable_run_hides_no_other(here: Path, text: str):
     (here / "runs" / "b" / "meta.json").write_text(text)
     listed = agentrl("ls")
-    assert (listed.exit_code, listed.stdout.split()[6]) == (0, "a")
+    assert (listed.exit_code, listed.stdout.split()[5]) == (0, "a")
     assert len(listed.stdout.splitlines()) == 2
     (warning,) = listed.stderr.splitlines()
     assert "'runs/b/meta.json'" in warning

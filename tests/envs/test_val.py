@@ -47,15 +47,8 @@ def test_size_of_val_leaves_others_unchanged(name: str):
         assert whole.tasks(split) == without.tasks(split)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "twentyq",
-        "arithmetic",
-        pytest.param("tau_mini", marks=pytest.mark.slow),
-        pytest.param("wiki", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["twentyq", "arithmetic", "tau_mini", "wiki"])
 def test_expert_wins_in_val(name: str):
     for task in world(name).tasks("val")[:10]:
         env = world(name)

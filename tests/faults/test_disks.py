@@ -65,7 +65,8 @@ def fill_and_resume(root: Path, algo: str, done: Run, room: int) -> None:
     assert Run(run.folder).is_done
 
 
-@pytest.mark.parametrize("share", [pytest.param(0.4, marks=pytest.mark.slow), 0.97])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.4, 0.97])
 def test_full_disk_stops_and_resumes_equal(tmp_path: Path, whole: tuple[Run, int], share: float):
     fill_and_resume(tmp_path, "grpo", whole[0], int(share * whole[1]))
 

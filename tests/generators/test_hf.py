@@ -179,7 +179,8 @@ def test_n_completions_read_the_prompt_once(policy):
     same([[row[0]] for row in answers], alone)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_sharing_cache_rows_does_not_change_samples(weights, attention):
     module = weights.module("policy")
     prompts, seeds = some_prompts(7), list(range(7))

@@ -90,6 +90,7 @@ def test_page_of_a_run_has_every_turn(made: Path):
     assert Page(text).titles == EPISODES
 
 
+@pytest.mark.slow
 def test_long_episodes_do_not_grow_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_run(tmp_path / "long", algo="rft", text="word " * 50_000, seed=7)
     write_run(tmp_path / "short")
@@ -149,6 +150,7 @@ def test_missing_tokenizer_is_refused(tmp_path: Path):
     assert error.value.code == "no-tokenizer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("one/same", "two/same"), ("one/\u00e4", "one/\u00f6")])
 def test_runs_with_colliding_names_have_own_pages(tmp_path: Path, names: tuple[str, str]):
     runs = [

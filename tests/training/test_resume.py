@@ -49,6 +49,7 @@ MARKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), MARKED)
 def test_repeated_run_is_bit_identical(tmp_path: Path, algo: str, more: list[str]):
     first, again = (trained(tmp_path, algo, name, *more) for name in ("first", "again"))
@@ -102,15 +103,9 @@ def hang_up_counts() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hang_up_counts")
-@pytest.mark.parametrize(
-    ("at", "by"),
-    [
-        (1, "SIGINT"),
-        pytest.param(5, "SIGTERM", marks=pytest.mark.slow),
-        pytest.param(12, "SIGHUP", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("at", "by"), [(1, "SIGINT"), (5, "SIGTERM"), (12, "SIGHUP")])
 def test_interrupted_run_resumes_equal(
     tmp_path: Path, at: int, by: str, capsys: pytest.CaptureFixture[str]
 ):
