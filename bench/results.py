@@ -423,8 +423,10 @@ def store(plans: Sequence[Plan], folder: Path) -> None:
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
             reproduce.store_result(preset(row), row["seed"], found)
     critics = [row for plan, run in done for row in critic_records(plan, run)]
-    write(f"{name}_critic.json", critics)
-    write(f"{name}_curves.json", [curve(plan, run) for plan, run in done if plan.what in PLAYERS])
+    curves = [curve(plan, run) for plan, run in done if plan.what in PLAYERS]
+    for kind, found in (("critic", critics), ("curves", curves)):
+        if found:
+            write(f"{name}_{kind}.json", found)
     print(markdown(gather([str(run) for _, run in done])))
 
 

@@ -16,6 +16,8 @@ OTHER_PAGES = {  # which name a record without quoting its figures
     "reliability": "reliability.md", "performance": "performance.md", "gpu": "performance.md",
     "memory_plan": "scaling.md", "wiki_cost": "wiki.md",
     "stepagent_courier": "algorithms.md", "parity": "algorithms.md",
+    "smollm2": "real_models.md", "smollm2_curves": "real_models.md",
+    "arithmetic_smollm2_trials": "real_models.md",
 }  # fmt: skip
 RECORDS = ROOT / "docs" / "results"
 PAGE = (ROOT / "docs" / "results.md").read_text()
@@ -39,6 +41,15 @@ def test_every_record_is_on_a_page(monkeypatch: pytest.MonkeyPatch):
             assert file.name in (ROOT / "docs" / page).read_text()
         else:
             assert file.stem in loaded
+
+
+def test_results_of_smollm2_are_on_its_page():
+    page = (ROOT / "docs" / "real_models.md").read_text()
+    for row in json.loads((RECORDS / "smollm2.json").read_text()):
+        base, final, low, high = (
+            f"{100 * row[key]:.1f}" for key in ("base", "final", "low", "high")
+        )
+        assert f"| {row['algo']}, {row['seed']} | {base} | {final} [{low}, {high}] |" in page
 
 
 @pytest.mark.parametrize("env", results_page.ENVIRONMENTS)
