@@ -19,7 +19,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.runs.run import Run
-from bench.results import ABLATIONS, CONTROLS, TASKS, preset
+from bench.results import ABLATIONS, TASKS, preset
 from tests.builders.command_line import agentrl, refused
 from tests.builders.errors import user_error
 from tests.builders.models import write_model
