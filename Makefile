@@ -52,7 +52,7 @@ check: setup
 
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray and not wheel and not alone" --timeout 3000 $(ARGS)
-	$(BIN)/python -m pytest -m "alone or wheel" --timeout 1200 $(ARGS)
+	$(BIN)/python -m pytest -m "alone or wheel" -k "not 3.11 and not 3.12" --timeout 1200 $(ARGS)
 
 # several processes that train one run; some minutes on two cores
 ranks-test: setup

@@ -13,7 +13,7 @@ from tools.notebooks import FOLDER, executed
 
 SIZES = {  # of the cell with the tag `parameters`
     "train": "steps, tasks, episodes_per_step = 2, 4, 16",
-    "extend": "steps, warm_up_steps, episodes_per_step = 10, 2, 16",
+    "extend": "steps, warm_up_steps, episodes_per_step = 2, 1, 16",
     "critic": "critic_updates, policy_updates, every = 1, 1, 1",
 }
 MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt)/|site-packages|\x1b")  # of a path, colours
