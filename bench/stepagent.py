@@ -1,10 +1,10 @@
-"""Measures what more demonstrations and more passes are worth on Twenty Questions: run as
-`python bench/stepagent.py`, behind `python bench/results.py`, whose folder it shares.
+"""Measure what more demonstrations and more passes gain on Twenty Questions: `python
+bench/stepagent.py`, after `python bench/results.py twentyq`.
 
-SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison;
-the smaller sets are the beginnings of the larger ones. `longer` goes on with the same SFT, as a
-measure of what further passes alone give. Writes docs/results/stepagent.json, the comparison's own
-size among it; a run that is already done is not repeated.
+SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison.
+The smaller sets are the beginnings of the larger ones. `longer` continues the same SFT, to measure
+what more passes alone gain. Writes docs/results/stepagent.json. A run that is done is not repeated,
+and the runs of the comparison are used from its folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The run's folder: sft-d32-s0; as results.py names it where it is one of its own."""
+        """The name of the run's folder, such as sft-d32-s0. Runs of results.py keep their names."""
         shared = self.demos == COMPARED and self.what != LONGER[0]
         return (
             f"twentyq_{self.what}_s{self.seed}"

@@ -145,9 +145,12 @@ def load_checker() -> Check:
 def of_whole_values(
     extract: Callable[..., tuple[Any, str]], read: Callable[[str], list[Any]]
 ) -> Callable[..., tuple[Any, str]]:
-    """Return math-verify's `extract_match`, but for a number that is a part of a formula it returns
-    what `read` makes of the formula, and for the beginning of a plain expression the expression as
-    a text, which is equal to no number."""
+    """Return math-verify's `extract_match`, changed so that a part of an answer never counts.
+
+    If the number found is a part of a formula, the changed function returns what `read` makes of
+    the whole formula. If it is a part of a plain expression, it returns the expression as a text.
+    No number equals a text.
+    """
     from math_verify import ExprExtractionConfig  # pyright: ignore[reportMissingImports]
 
     def extract_whole(match: re.Match[str], target: Any) -> tuple[Any, str]:
