@@ -79,7 +79,7 @@ CASES = (
     Case("qwen3_0.6b_lora", SHAPES["Qwen3-0.6B"], lora=True, context=16384, episodes=8),
     Case("qwen2.5_7b_lora", SHAPES["Qwen2.5-7B"], lora=True, context=8192, episodes=4),
 )
-TRIED = (Case("toy_lora", TOY, lora=True, context=400, episodes=4, device="cpu"),)
+TRIED = (Case("toy_lora", TOY, lora=True, context=1024, episodes=4, device="cpu"),)
 
 
 def measure(case: Case, folder: Path) -> Figures:
