@@ -29,11 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from agentrl_cli.generators.base import Sampling
 from agentrl_cli.training.build import keep_freed_memory
 from bench.measures import startup
 from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.training import cut_into_turns, default_updates
-from bench.measures.workload import LORA, QUICK, Ours, Sizes, Updates, write_model
+from bench.measures.workload import LORA, QUICK, SMOLLM2, Ours, Sizes, Updates, write_model
 from bench.peers.environments import PACKAGES, Peer, PeerError, start
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "performance.json"
@@ -47,13 +48,13 @@ class Bench:
     where they are left out."""
 
     folder: Path
+    sizes: Sizes
     peers: Path | None = None
-    repeats: int = 5
-    quick: bool = False
     running: dict[str, Peer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sizes = QUICK if self.quick else Sizes()
+        self.folder.mkdir()
+        self.quick = self.sizes == QUICK
         self.model = self.folder / "model"
         write_model(self.model, self.sizes)
         self.ours = Ours(self.model, self.sizes)
@@ -81,7 +82,7 @@ class Bench:
 
     def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
         """Medians of the sides, which take turns; their first turn does not count."""
-        rows = [[side() for side in sides] for _ in range(times * self.repeats + 1)]
+        rows = [[side() for side in sides] for _ in range(times * self.sizes.repeats + 1)]
         return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 
     def cost_ratio(self, theirs: Ask, ours: Ask, same: str) -> float:
@@ -115,8 +116,32 @@ def rollout_vs_agilerl(bench: Bench, turns: int) -> float:
 def grpo_update_vs_trl(bench: Bench) -> float:
     """TRL's update over ours, on the same episodes in as many optimizer steps."""
     peer = bench.peer("trl")
-    ours = Updates(bench.model, bench.episodes, bench.sizes.episodes // bench.sizes.group)
+    steps = len(bench.episodes) // bench.sizes.group
+    ours = Updates(bench.model, bench.episodes, steps, bench.sizes)
     return bench.cost_ratio(partial(peer.ask, "update"), ours.update, "steps")
+
+
+def generation_vs_transformers(bench: Bench) -> float:
+    """`transformers.generate` over ours: 64 different prompts of 100 tokens, 32 new tokens each."""
+    rows, length, new = (4, 10, 2) if bench.quick else (64, 100, 32)
+    ours, module = bench.ours, bench.ours.models.module("policy")
+    words = module.config.vocab_size  # as the end token's id: no token ends a reply
+    draws = torch.Generator().manual_seed(0)
+    prompts = torch.randint(words, (rows, length), generator=draws)
+    sampling = Sampling(max_tokens=new, temperature=1.0, stop_ids=())
+
+    def plain() -> None:
+        module.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=1.0,
+            top_k=0, top_p=1.0, max_new_tokens=new, eos_token_id=words, pad_token_id=0,
+        )  # fmt: skip
+
+    def own() -> None:
+        ours.engine.clear()
+        ours.engine.generate(prompts.tolist(), list(range(rows)), sampling)
+
+    theirs, mine = bench.medians(_timed(plain), _timed(own))
+    return theirs / mine
 
 
 def logprob_time_ratio(bench: Bench) -> float:
@@ -180,11 +205,13 @@ def wrong_word_seconds(bench: Bench) -> float:
 
 FIGURES: dict[str, Callable[[Bench], float]] = {
     "rollout_vs_trl_1_turn": partial(rollout_vs_trl, turns=1),
-    "rollout_vs_trl_5_turns": partial(rollout_vs_trl, turns=5),
-    "rollout_vs_trl_10_turns": partial(rollout_vs_trl, turns=10),
     "rollout_vs_trl_20_turns": partial(rollout_vs_trl, turns=20),
     "rollout_vs_agilerl_20_turns": partial(rollout_vs_agilerl, turns=20),
     "grpo_update_vs_trl": grpo_update_vs_trl,
+    "generation_vs_transformers_smollm2": generation_vs_transformers,
+    "rollout_vs_trl_1_turn_smollm2": partial(rollout_vs_trl, turns=1),
+    "rollout_vs_trl_10_turns_smollm2": partial(rollout_vs_trl, turns=10),
+    "grpo_update_vs_trl_smollm2": grpo_update_vs_trl,
     "logprob_memory_ratio": logprob_memory_ratio,
     "logprob_time_ratio": logprob_time_ratio,
     "tokens_flat_in_turns": tokens_flat_in_turns,
@@ -195,9 +222,25 @@ FIGURES: dict[str, Callable[[Bench], float]] = {
 }
 
 
-def measure(bench: Bench, names: list[str]) -> dict[str, Any]:
+def measure(
+    names: list[str], folder: Path, peers: Path | None = None, *, quick: bool = False
+) -> dict[str, Any]:
     """The figures of these names and the versions they were measured with; what a peer cannot be
-    had for is said on stderr and left out."""
+    had for is said on stderr and left out. Figures of SmolLM2 come last."""
+    found: dict[str, Any] = {}
+    for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
+        own = [name for name in names if name.endswith("_smollm2") == (model == "smollm2")]
+        if own:
+            bench = Bench(folder / model, QUICK if quick else sizes, peers)
+            try:
+                found |= measured(bench, own)
+            finally:
+                bench.close()
+    return found
+
+
+def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
+    """The figures of one model."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -225,13 +268,9 @@ def main() -> int:
     given = _arguments()
     torch.set_num_threads(1)
     keep_freed_memory()
-    repeats = 1 if given.quick else given.repeats
+    names = given.only or list(FIGURES)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.peers, repeats, given.quick)
-        try:
-            found = measure(bench, given.only or list(FIGURES))
-        finally:
-            bench.close()
+        found = measure(names, Path(folder), given.peers, quick=given.quick)
     stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     if given.compare:
         lines = worse(found, stored, given.tolerance)
@@ -249,7 +288,6 @@ def _arguments() -> argparse.Namespace:
     peers = ", ".join(PACKAGES)
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help=f"environments of {peers}")
     parser.add_argument("--only", action="append", choices=list(FIGURES), metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each side; 5 or more")
     parser.add_argument("--compare", action="store_true", help="with the stored file")
     parser.add_argument("--tolerance", type=float, default=0.15, help="a share; 0.15 by default")
     parser.add_argument("--quick", action="store_true", help="toy sizes, only printed")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -195,6 +196,8 @@ def train(plan: Trainable, folder: Path) -> Path:
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
     with STARTS[run]:
         if not is_done(run):
+            if run.exists() and not list(run.glob("checkpoints/*")):
+                shutil.rmtree(run)  # it was interrupted before its first checkpoint
             own = [f"runs={folder}", f"name={plan.name}", *start]
             command = ["resume", str(run)] if run.exists() else ["train", *plan.settings(), *own]
             print(plan.name, flush=True)

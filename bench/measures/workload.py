@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from agentrl_cli.config.settings import LoraConfig
@@ -18,6 +18,7 @@ from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.fetch import find_model
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.chat_template import Chat
@@ -37,13 +38,16 @@ TEMPLATE = (  # ChatML that can also show calls of tools, which TRL asks for
 LORA = LoraConfig(rank=8, alpha=16, targets=["q_proj", "v_proj"])
 CONTEXT = 4096
 RATE = OptimizerSpec(lr=1e-6)
-LETTER = "z"  # one token each, however many
 
 
 @dataclass(frozen=True)
 class Sizes:
     """How much work: `episodes` in groups of `group` that share a prompt of `prompt` tokens; each
-    reply has `new` tokens, what the world answers `seen`. Those to train on have up to `turns`."""
+    reply has `new` tokens, what the world answers `seen`. Those to train on have up to `turns`.
+
+    Without `pretrained` the model is a random one of `layers` and `width`. Updates train `updated`
+    episodes, with `lora` by adapters. `word` is one token each, and medians are of `repeats`.
+    """
 
     layers: int = 4
     width: int = 128
@@ -53,9 +57,21 @@ class Sizes:
     new: int = 16
     seen: int = 16
     turns: int = 12
+    updated: int = 16
+    pretrained: str | None = None
+    dtype: str = "float32"
+    lora: LoraConfig | None = None
+    word: str = "z"
+    repeats: int = 5
 
 
-QUICK = Sizes(layers=1, width=64, episodes=4, group=2, prompt=24, new=2, seen=16, turns=3)
+SMOLLM2 = Sizes(
+    episodes=64, prompt=100, turns=10, pretrained="smollm2", dtype="bfloat16", word=" go",
+    repeats=3, lora=LoraConfig(rank=16, alpha=32, targets=["all-linear"]),
+)  # fmt: skip
+QUICK = Sizes(
+    layers=1, width=64, episodes=4, group=2, prompt=24, new=2, seen=16, turns=3, repeats=1
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -82,8 +98,17 @@ class Dialogue(Env):
 
 
 def write_model(folder: Path, sizes: Sizes) -> None:
-    """A random model of Qwen2's shape and its tokenizer as a folder; at the usual sizes it has a
-    million parameters."""
+    """A model and its tokenizer as a folder. A random one has Qwen2's shape, and at the usual sizes
+    a million parameters."""
+    if sizes.pretrained is not None:
+        source = Path(find_model(sizes.pretrained))
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).symlink_to(source / name)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(folder)
+        return
     tokenizer, width = tiny_tokenizer(TEMPLATE), sizes.width
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
@@ -103,12 +128,14 @@ class Ours:
     def __init__(self, folder: Path, sizes: Sizes, lora: LoraConfig | None = None) -> None:
         self.folder, self.sizes, self.watch = folder, sizes, Stopwatch()
         spec = {"policy": ModelSpec(kind="trained", generates=True, optimizer=RATE)}
-        self.models: Any = ModelSet(model_config(folder, lora=lora), spec, "cpu", 0)
+        self.models: Any = ModelSet(
+            model_config(folder, dtype=sizes.dtype, lora=lora), spec, "cpu", 0
+        )
         self.chat = Chat(self.models.tokenizer)
         self.engine = HFGenerator(self.models, max_batch=256, cache_tokens=200_000)
         self.engine.generate = self.watch.wrap(self.engine.generate)
-        self.asked = LETTER * (sizes.prompt - len(self._prompt("0")))
-        self.replied = LETTER * (sizes.seen - len(self._reply("")))
+        self.asked = sizes.word * (sizes.prompt - len(self._prompt("0")))
+        self.replied = sizes.word * (sizes.seen - len(self._reply("")))
 
     def rollout(self, turns: int) -> dict[str, float]:
         """CPU seconds of generation of one batch of episodes, and the tokens it made."""
@@ -132,7 +159,7 @@ class Ours:
     def finished(self) -> list[Episode]:
         """Episodes of a third of the most turns up to all of them, as of a world in which some are
         over early."""
-        most, episodes = self.sizes.turns, self.play(self.sizes.turns)
+        most, episodes = self.sizes.turns, self.play(self.sizes.turns)[: self.sizes.updated]
         least = most // 3
         for number, episode in enumerate(episodes):
             del episode.turns[least + number * 5 % (most - least + 1) :]
@@ -148,8 +175,12 @@ class Ours:
             "model": str(self.folder), "group": sizes.group, "new_tokens": sizes.new,
             "prompts": [[*messages, {"role": "user", "content": t + self.asked}] for t in tasks],
             "prompt_ids": [self._prompt(task + self.asked) for task in tasks],
-            "reply": self.replied, "reply_ids": self._reply(self.replied), "lora": asdict(LORA),
-            "update": {"rows": rows, "episodes_per_step": sizes.group, "lr": RATE.lr},
+            "reply": self.replied, "reply_ids": self._reply(self.replied),
+            "dtype": sizes.dtype, "lora": asdict(LORA),
+            "update": {
+                "rows": rows, "episodes_per_step": sizes.group, "lr": RATE.lr,
+                "lora": sizes.lora and asdict(sizes.lora),
+            },
         }  # fmt: skip
 
     def _starts(self) -> list[EpisodeStart]:
@@ -168,11 +199,14 @@ class Updates:
     """Our updates of GRPO on the same episodes: their log-probs anew, forward, backward, clipping
     and AdamW, in `steps` optimizer steps."""
 
-    def __init__(self, folder: Path, episodes: list[Episode], steps: int) -> None:
+    def __init__(
+        self, folder: Path, episodes: list[Episode], steps: int, sizes: Sizes = QUICK
+    ) -> None:
         self.episodes, self.steps = episodes, steps
         trained = sum(len(turn.action_ids) for e in episodes for turn in e.turns)
         bound = trained if steps == 1 else -(-trained // steps) + max(map(_trained, episodes)) // 2
-        self.algo, models = grpo(folder, minibatch_tokens=bound, optimizer=RATE)
+        config = model_config(folder, dtype=sizes.dtype, lora=sizes.lora)
+        self.algo, models = grpo(config, minibatch_tokens=bound, optimizer=RATE)
         self.learner = Learner(
             models, self.algo.models(), microbatch_tokens=8192, seed=0, publish=lambda name: None
         )

@@ -23,6 +23,7 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "CUDA_VIS
 import torch
 import trl.trainer.grpo_trainer as grpo  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from peft import LoraConfig
 from serve import Stopwatch, serve
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -43,10 +44,12 @@ class Side:
         torch.set_num_threads(1)
         self.work, self.watch = work, Stopwatch()
         grpo.parse_response = called
-        self.trainer = self._trainer(tempfile.mkdtemp())
+        self.trainer = self._trainer(None)
         single_turn = self.trainer._generate_single_turn
         self.trainer._generate_single_turn = self.watch.wrap(single_turn)
-        self.trainer.create_optimizer()
+        lora = work["update"]["lora"]
+        self.learner = self._trainer(lora) if lora else self.trainer
+        self.learner.create_optimizer()
 
     def versions(self) -> dict[str, str]:
         """What was installed."""
@@ -66,16 +69,19 @@ class Side:
         steps = train(self.work["update"]["rows"], self.work["update"]["episodes_per_step"])
         return {"seconds": self.watch.take(), "steps": steps}
 
-    def _trainer(self, folder: str) -> Any:
-        work = self.work
+    def _trainer(self, lora: dict[str, Any] | None) -> Any:
+        work, adapter = self.work, None
+        if lora is not None:
+            (targets,) = lora["targets"]
+            adapter = LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets)
         tokenizer = AutoTokenizer.from_pretrained(work["model"])
         tokenizer.response_template = {}  # the parser above does without
-        model = AutoModelForCausalLM.from_pretrained(work["model"], dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(work["model"], dtype=work["dtype"])
         never = [model.config.vocab_size]  # no token ends a reply
         batch = len(work["prompts"])
         config = grpo.GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, beta=0.0,
-            report_to=[], learning_rate=work["update"]["lr"], max_completion_length=4096,
+            output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False,
+            beta=0.0, report_to=[], learning_rate=work["update"]["lr"], max_completion_length=4096,
             per_device_train_batch_size=batch, num_generations=work["group"], temperature=1.0,
             generation_kwargs={"max_new_tokens": work["new_tokens"], "eos_token_id": never},
         )  # fmt: skip
@@ -87,7 +93,7 @@ class Side:
         trainer = grpo.GRPOTrainer(
             model=model, args=config, processing_class=tokenizer, tools=[answer],
             reward_funcs=lambda completions, **others: [float(i) for i in range(len(completions))],
-            train_dataset=Dataset.from_list(self._examples()),
+            train_dataset=Dataset.from_list(self._examples()), peft_config=adapter,
         )  # fmt: skip
         trainer.eos_token_ids = never
         trainer.model.train()
@@ -98,7 +104,7 @@ class Side:
 
     def _train(self, rows: Rows, per_step: int) -> int:
         """Score the batch, then train it in steps of so many episodes; how many steps."""
-        trainer, inputs, starts = self.trainer, tensors(rows), range(0, len(rows), per_step)
+        trainer, inputs, starts = self.learner, tensors(rows), range(0, len(rows), per_step)
         trainer.current_gradient_accumulation_steps = 1
         trainer.args.steps_per_generation = len(starts)
         inputs["old_per_token_logps"] = self._scored(inputs, per_step)
@@ -118,8 +124,8 @@ class Side:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         length = inputs["completion_ids"].shape[1]
-        score = self.trainer._get_per_token_logps_and_entropies
-        return score(self.trainer.model, ids, seen, length, batch_size=per_step)[0]
+        score = self.learner._get_per_token_logps_and_entropies
+        return score(self.learner.model, ids, seen, length, batch_size=per_step)[0]
 
 
 def tensors(rows: Rows) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.grpo import GRPO
 from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import token_logprobs
@@ -22,14 +23,15 @@ from tests.builders.models import model_config
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 
 
-def grpo(folder: Path, **changes) -> tuple[GRPO, ModelSet]:
+def grpo(model: Path | ModelConfig, **changes) -> tuple[GRPO, ModelSet]:
     usual = {
         "group_size": 3, "normalise_advantages": True, "clip_eps": 0.2,
         "kl_coef": 0.0, "epochs": 1,
         "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     algo = GRPO(**{**usual, **changes})
-    models = ModelSet(model_config(folder), algo.models(), "cpu", 0)
+    config = model if isinstance(model, ModelConfig) else model_config(model)
+    models = ModelSet(config, algo.models(), "cpu", 0)
     algo.bind(
         Context(
             chat=CHAT, models=models, generator=troupe(), sampling=SAMPLING, seed=0,
