@@ -207,7 +207,8 @@ def _reference(sections: Sequence[Section], ref: str) -> str:
 def _halfway(groups: Sequence[Group], split: str) -> float | None:
     runs = [run for group in groups for run in group.finished.values()]
     bases = [base for run in runs if (base := run.score(0, split)) is not None]
-    return (min(bases) + max(fmean(group.scores()) for group in groups)) / 2 if bases else None
+    best = max((fmean(group.scores()) for group in groups), default=0.0)
+    return (min(bases) + best) / 2 if bases and best > min(bases) else None
 
 
 def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
@@ -274,7 +275,7 @@ def results(section: Section) -> Cells:
     """Return the table of base, final and gain, with differences from the reference."""
     columns: Columns = {
         "group": lambda row: row.group,
-        "seeds": lambda row: " ".join(map(str, row.seeds)),
+        "seed": lambda row: " ".join(map(str, row.seeds)),
         "base": lambda row: share(row.base and row.base.mean),
         "final [95 %]": lambda row: interval(row.final),
         "each seed": lambda row: " ".join(map(share, row.scores)),
@@ -307,26 +308,43 @@ def costs(section: Section) -> Cells:
 
 
 def settings_table(section: Section) -> tuple[Cells, int]:
-    """Return the settings in which groups differ, with groups as columns, and the number of
-    settings that only one of several groups has, which are left out."""
+    """Return the settings in which groups differ, with groups as columns and the algorithm first,
+    and the number of those left out, which some groups lack and the others share."""
     found = {g.label: records.group_settings(g.records[0]) for g in section.groups}
-    keys = dict.fromkeys(key for settings in found.values() for key in settings)
-    rows, of_one_group = [], 0
+    keys = dict.fromkeys(key for settings in found.values() for key in ("choice", *settings))
+    classes = {(s["choice"], s.get("algo._target_")) for s in found.values()}
+    if len(classes) == len({choice for choice, _ in classes}):
+        keys.pop("algo._target_", None)  # the algorithm names its class
+    rows, left_out = [], 0
     for key in keys:
-        values = [settings.get(key, DASH) for settings in found.values()]
-        owners = sum(key in settings for settings in found.values())
+        values = [settings[key] for settings in found.values() if key in settings]
         if any(value != values[0] for value in values):
-            of_one_group += owners == 1
-            rows += [[key, *(records.setting_text(v, 48) for v in values)]] if owners > 1 else []
-    return [["setting", *found], *rows], of_one_group
+            name = "algo" if key == "choice" else key
+            texts = (records.setting_text(s.get(key, DASH), 48) for s in found.values())
+            rows.append([name, *texts])
+        else:
+            left_out += len(values) < len(found)
+    return [["setting", *found], *rows], left_out
 
 
 def remarks(section: Section) -> list[str]:
     """Return sentences on how to interpret the results."""
-    lines = [
+    gains = {row.group: row.gain for row in section.rows if row.gain is not None}
+    changes = {
+        "Success rose": [group for group, gain in gains.items() if gain.low > 0],
+        "Success fell": [group for group, gain in gains.items() if gain.high < 0],
+        "No evidence of a change (the interval of the gain includes 0)": [
+            group for group, gain in gains.items() if gain.low <= 0 <= gain.high
+        ],
+    }
+    found = [f"{change}: {', '.join(groups)}." for change, groups in changes.items() if groups]
+    lines = [" ".join(found)] if found else []
+    if len(section.rows) > 1 and section.reference is None:
+        lines.append("For differences between groups with intervals, add --against GROUP.")
+    lines.append(
         f"Success on {section.split} in %. Intervals resample tasks and seeds; with two or"
         " three seeds they are too narrow for a new seed."
-    ]
+    )
     if (noise := section.noise) is None:
         lines.append("Noise between seeds is unknown: no configuration has two finished runs.")
     else:
@@ -338,7 +356,9 @@ def remarks(section: Section) -> list[str]:
     if failed := [f"{row.group} ({share(row.failed)} %)" for row in section.rows if row.failed]:
         lines.append(f"Failed episodes count as lost: {', '.join(failed)}.")
     if few := [row.group for row in section.rows if len(row.scores) < 3]:
-        lines.append(f"Fewer than three seeds, not conclusive: {', '.join(few)}.")
+        lines.append(
+            f"Fewer than three seeds, so another seed may change the result: {', '.join(few)}."
+        )
     return lines
 
 

@@ -168,7 +168,7 @@ def numbers(turn: Turn, return_: float) -> Facts:
     facts = [("reward", f"{turn.reward:g}"), ("return", f"{return_:g}")]
     facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
     facts += [(name, f"{known[name]:g}") for name in COUNTS if known.get(name)]
-    facts += [(turn.finish_reason, "")] if turn.finish_reason != "stop" else []
+    facts += [("finish_reason", turn.finish_reason)] if turn.finish_reason != "stop" else []
     return facts + ([("restart", "")] if turn.context_reset else [])
 
 
@@ -203,8 +203,9 @@ def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
         facts.append(("reality", f"{end}, as {right} of {len(named)} forecasts predicted"))
     facts += _critique(critic, "")
     if refined := critic.get("refined"):
-        facts.append(("refined", "unchanged" if refined == turn.action else _text(refined)))
-        facts += _critique(critic, "refined_")
+        is_unchanged, again = refined == turn.action, _critique(critic, "refined_")
+        facts.append(("refined", "unchanged" if is_unchanged else _text(refined)))
+        facts += [] if is_unchanged and again == _critique(critic, "") else again
     return facts
 
 

@@ -68,7 +68,7 @@ def figures(section: Section, **metrics: Sequence[str]) -> dict[str, str]:
         found["costs"] = svg(draw_costs, section)
     for name, keys in metrics.items():
         panels = [
-            Panel(key, curves, is_share=SHARE.fullmatch(key) is not None, has_points=True)
+            Panel(key, curves, "step", is_share=SHARE.fullmatch(key) is not None, has_points=True)
             for key in keys
             if (curves := _curves(section, lambda record, key=key: _metric(record, key)))
         ]

@@ -56,10 +56,12 @@ function showComparison() {
     for (const element of inside.querySelectorAll(".tools, summary button")) element.remove();
     return MADE("div", {}, MADE("h4", { textContent: titleOf(details) }), inside);
   });
-  if (columns.length < 2) columns.push(MADE("div", { className: "missing", textContent: "choose another one to compare with" }));
   const close = MADE("button", { textContent: "close" });
   close.addEventListener("click", () => { chosen.length = 0; showComparison(); });
-  document.body.append(MADE("section", { id: "comparison" }, close, MADE("div", { className: "pair" }, ...columns)));
+  const shown = columns.length < 2  // a low strip, which leaves the other buttons free
+    ? MADE("span", { textContent: ` ${titleOf(chosen[0])}: press compare at another one` })
+    : MADE("div", { className: "pair" }, ...columns);
+  document.body.append(MADE("section", { id: "comparison" }, close, shown));
 }
 
 function titleOf(details) {
@@ -82,4 +84,7 @@ function addCompare(details) {
 }
 
 document.querySelectorAll(".episodes").forEach(addTools);
-document.querySelectorAll("details.run, details.episode").forEach(addCompare);
+for (const kind of ["details.run", "details.episode"]) {
+  const found = document.querySelectorAll(kind);
+  if (found.length > 1) found.forEach(addCompare);
+}

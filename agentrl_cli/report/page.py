@@ -66,7 +66,8 @@ def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = Fa
                     files.replace_text(file, drawn[name])
             sections.append(section_view(section, drawn, len(all_records), pages or logprobs))
         groups = [group for section in report.sections for group in section.groups]
-        title = f"{len(all_records)} runs, {len(groups)} configurations"
+        counts = {"run": len(all_records), "configuration": len(groups)}
+        title = ", ".join(f"{n} {noun}{'s' if n != 1 else ''}" for noun, n in counts.items())
         files.replace_text(folder / FILE, render_page(sections, report.notes, [], title))
         for group in groups if pages or logprobs else []:
             for record in group.records:
@@ -132,7 +133,7 @@ def digest(text: str) -> str:
 
 def section_view(section: Section, drawn: dict[str, str], count: int, pages: bool) -> View:
     """Return the part of the page that shows a section of a report with `count` runs."""
-    settings, of_one_group = compare.settings_table(section)
+    settings, left_out = compare.settings_table(section)
     runs: list[View] = []
     critics: list[View] = []
     for column, group in enumerate(section.groups, start=1):
@@ -147,7 +148,7 @@ def section_view(section: Section, drawn: dict[str, str], count: int, pages: boo
     return {
         "label": section.label, "results": compare.results(section),
         "costs": compare.costs(section), "remarks": compare.remarks(section),
-        "settings": settings, "of_one_group": of_one_group, "critics": critics, "runs": runs,
+        "settings": settings, "left_out": left_out, "critics": critics, "runs": runs,
         "figures": {
             name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
             for name, svg in drawn.items()
@@ -213,8 +214,9 @@ def run_view(
     view["total"], view["tasks_left_out"] = len(entries), len(grid) - len(view["grid"])
     for file in record.run.episode_files("train")[-1:]:
         view["trained_step"] = step_of(file)
-        few = record.entries(file)[: MAX_TRAINED if count else MAX_TRAINED_ALONE]
-        for number, entry in enumerate(few):
+        found = record.entries(file)
+        some = choose_examples(found, {}, MAX_TRAINED if count else MAX_TRAINED_ALONE)
+        for number, entry in enumerate(entry for entry in found if entry.id in some):
             played = episode_files.read(file, entry)
             shown = episode_view(played, f"{anchor}-u{number}", record.name, {}, decode)
             if shown["credited"] and (size := len(str(shown))) <= room:
@@ -227,15 +229,21 @@ def choose_examples(
     entries: list[EpisodeEntry], base: dict[str, bool], limit: int | None
 ) -> set[str]:
     """Return the ids of episodes to show, in turn lost and won ones whose outcome differs from
-    `base`, the outcomes before training by id, and lost and won ones with an equal outcome."""
+    `base`, the outcomes before training by id, and lost and won ones with an equal outcome. Those
+    with texts of a critic come first, then the first ones of each task."""
     numbers: Counter[tuple[bool, bool]] = Counter()
+    repeats: Counter[str] = Counter()  # of each task
 
     def place(entry: EpisodeEntry) -> tuple[int, tuple[bool, bool]]:
         kind = (not episode.has_changed(entry, base), entry.success)
         numbers[kind] += 1
         return numbers[kind], kind
 
-    return {entry.id for entry in sorted(entries, key=place)[:limit]}
+    def rank(entry: EpisodeEntry) -> tuple[bool, int]:
+        repeats[entry.task] += 1
+        return not entry.annotated, repeats[entry.task]
+
+    return {entry.id for entry in sorted(sorted(entries, key=rank), key=place)[:limit]}
 
 
 def episode_view(

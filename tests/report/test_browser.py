@@ -45,8 +45,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1, 2):
         said = {"critic": {"forecasts": ["Failure."], "critique": HOSTILE}}
-        write_run(folder / f"grpo-{seed}", seed=seed, final=BASE, text=HOSTILE)
-        run = write_run(folder / f"nlac-{seed}", algo="nlac", seed=seed, text=HOSTILE, said=said)
+        named = {"a_setting_with_a_long_name": HOSTILE}
+        write_run(folder / f"grpo-{seed}", seed=seed, final=BASE, text=HOSTILE, data=named)
+        named = {"a_setting_with_a_long_name": 2}
+        run = write_run(
+            folder / f"nlac-{seed}", algo="nlac", seed=seed, text=HOSTILE, said=said, data=named
+        )
         trained = episodes({"cat": [1, 0]}, advantage=0.5)
         episode_files.write(run / "episodes" / "train-000020.jsonl", trained)
     return write(gather([str(folder)]), folder / "report", pages=True)
@@ -103,6 +107,30 @@ def test_two_runs_are_compared_side_by_side(opened: Path, tmp_path: Path):
     """
     titles, has_settings, left = evaluate(opened, tmp_path, script)
     assert titles == ["grpo-0 grpo", "nlac-0 nlac"] and has_settings and left is None
+
+
+def test_other_runs_can_be_chosen_after_the_first(opened: Path, tmp_path: Path):
+    script = """
+        const buttons = [...document.querySelectorAll("details.run > summary > button")];
+        buttons[0].click();
+        scrollTo(0, document.body.scrollHeight);
+        return buttons.slice(1).map((button) => {
+          const box = button.getBoundingClientRect();
+          return document.elementFromPoint(box.x + 5, box.y + 5) === button;
+        });
+    """
+    assert evaluate(opened, tmp_path, script) == [True] * 5
+
+
+@pytest.mark.parametrize("width", [WIDTH, 500])  # the least of a window is 500
+def test_labels_do_not_cover_their_texts(opened: Path, tmp_path: Path, width: int):
+    script = """
+        document.querySelectorAll("details").forEach((details) => { details.open = true; });
+        const terms = [...document.querySelectorAll("dt")];
+        return [terms.length, terms.filter((term) => term.scrollWidth > term.clientWidth).length];
+    """
+    count, too_wide = evaluate(opened, tmp_path, script, width=width)
+    assert count > 50 and too_wide == 0
 
 
 def test_policy_blocks_injected_code(opened: Path, tmp_path: Path):

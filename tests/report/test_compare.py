@@ -161,12 +161,20 @@ def test_seeds_that_start_from_their_own_runs_are_one_group(
     assert [len(group.records) for group in section.groups] == [2]
 
 
-def test_settings_of_one_group_are_only_counted(tmp_path: Path):
+def test_settings_that_some_groups_lack_are_only_counted(tmp_path: Path):
     write_run(tmp_path / "a", algo="rft", lr=0.1, same=1, clip=2)
     write_run(tmp_path / "b", algo="rft", seed=1, lr=0.2, same=1)
-    cells, of_one_group = settings_table(only(tmp_path))
+    cells, left_out = settings_table(only(tmp_path))
     assert cells == [["setting", "rft clip=2 lr=0.1", "rft lr=0.2"], ["lr", "0.1", "0.2"]]
-    assert of_one_group == 1
+    assert left_out == 1
+    write_run(tmp_path / "c", algo="rft", lr=0.3, same=1, clip=2)
+    header, *rows = settings_table(only(tmp_path))[0]
+    assert len(header) == 4 and [row[0] for row in rows] == ["lr"]
+
+
+def test_threshold_needs_a_gain(tmp_path: Path):
+    write_run(tmp_path / "a", final={task: [0, 0] for task in BASE})
+    assert [row.efficiency for row in only(tmp_path).rows] == [None]
 
 
 def test_copies_of_a_run_count_once(two: Path):

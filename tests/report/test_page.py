@@ -15,8 +15,9 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import page
 from agentrl_cli.report.compare import gather
-from agentrl_cli.report.page import FIGURES, FILE, folder_for, write
+from agentrl_cli.report.page import FIGURES, FILE, choose_examples, folder_for, write
 from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import find_run
 from tests.builders.report import BASE, Page, episodes, write_run
 
@@ -88,6 +89,14 @@ def test_page_of_a_run_has_every_turn(made: Path):
     assert text.count('class="pair"') == 3  # the new wins of BETTER beside the old losses
     assert 'class="pair"' not in (made / "pages" / "grpo-0.html").read_text()
     assert Page(text).titles == EPISODES
+
+
+def test_examples_have_critic_texts_and_different_tasks():
+    rows = [("cat", n, won, False) for n, won in enumerate([1, 0, 0, 0])]
+    rows += [("dog", 0, 0, False), ("owl", 0, 0, True), ("owl", 1, 1, True)]
+    entries = [EpisodeEntry(f"{t}-{n}", t, 0, 0, bool(w), 9, said) for t, n, w, said in rows]
+    assert choose_examples(entries, {}, 2) == {"owl-0", "owl-1"}
+    assert choose_examples(entries, {}, 5) == {"owl-0", "owl-1", "cat-0", "dog-0", "cat-1"}
 
 
 @pytest.mark.slow
