@@ -75,6 +75,15 @@ def test_chunked_logprobs_are_equal_and_smaller(monkeypatch):
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)
 
 
+def test_page_has_every_stored_figure():
+    stored = json.loads((ROOT / "docs" / "results" / "performance.json").read_text())
+    lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = {row[0].strip("`"): row[-1] for row in cells if len(row) == 4}
+    for name in FIGURES:
+        assert rows[name].removesuffix(" (missed)") == f"{stored[name]:g}"
+
+
 def test_worse_figures_are_listed():
     stored = {"rollout_vs_trl_1_turn": 6.0, "first_episode_seconds": 6.0, "torch": "2"}
     slower = {"rollout_vs_trl_1_turn": 5.0, "first_episode_seconds": 7.2, "torch": "3"}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft.tuners.lora import Linear as LoraLinear
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -40,6 +40,8 @@ FREE_COLUMNS = 32  # free columns of a batch's buffers at first
 SAMPLES_PER_ROW = 8  # samples of one prompt that share a row of the cache
 PREFILL_TOKENS = 8192  # of one forward pass: bounds the activations
 MIN_SAVED = 256  # tokens that one more round of prefill has to save
+BLOCK = 128  # words of a large vocabulary
+BELOW_ONE = 1 - 2**-20  # keeps a share of a sum below the sum despite rounding
 FREE_SHARE = 0.5  # of a CUDA device's free memory, if no limit is given
 ROTARY_FAMILIES = {"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 CACHEABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -103,7 +105,7 @@ class MergedLayer:
     """A layer with an adapter, its base weight, and the sum of both."""
 
     layer: LoraLinear
-    base: torch.nn.Parameter
+    base: nn.Parameter
     weight: Tensor
 
 
@@ -270,7 +272,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def merged_layers(module: torch.nn.Module, adapter: str) -> list[MergedLayer]:
+def merged_layers(module: nn.Module, adapter: str) -> list[MergedLayer]:
     """Return the layers with this adapter, merged. Layers with shared weights are left out.
 
     In bfloat16 weights are rounded at random, which keeps small adapters.
@@ -498,11 +500,34 @@ def draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
     if temperature == 0:
         ids = logits.argmax(-1, keepdim=True)
     else:
-        mass = torch.softmax(logits / temperature, -1).cumsum(-1)
-        below = mass[:, -1:] * uniform * (1 - 2**-20)  # below the total despite rounding
-        ids = torch.searchsorted(mass, below, right=True)
-        ids = ids.clamp(max=logits.shape[-1] - 1)  # NaN logits would exceed it
+        scaled = logits if temperature == 1 else logits / temperature
+        ids = invert_cdf(torch.softmax(scaled, -1), uniform)
     return ids[:, 0], logprobs.gather(-1, ids)[:, 0]
+
+
+def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first word of each row whose CDF is above `uniform` [rows, 1], as ids [rows, 1].
+
+    `probs` is [rows, words]. In a large vocabulary the block of the word is found first, from the
+    sums of the blocks, which is faster than the CDF of all words.
+    """
+    words = probs.shape[-1]
+    if words <= BLOCK**2:
+        return _search(probs.cumsum(-1), uniform)
+    blocks = nn.functional.pad(probs, (0, -words % BLOCK)).unflatten(-1, (-1, BLOCK))
+    mass = blocks.sum(-1).cumsum(-1)  # [rows, blocks]
+    block = _search(mass, uniform)
+    chosen = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]  # [rows, BLOCK]
+    inside = chosen.cumsum(-1)
+    before = nn.functional.pad(mass, (1, 0)).gather(1, block)
+    left = (mass[:, -1:] * uniform * BELOW_ONE - before) / inside[:, -1:]
+    return block * BLOCK + _search(inside, left.clamp(0, 1))
+
+
+def _search(mass: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first index of each row with `mass` above the share `uniform` of its end."""
+    ids = torch.searchsorted(mass, mass[:, -1:] * uniform * BELOW_ONE, right=True)
+    return ids.clamp(max=mass.shape[-1] - 1)  # NaN would exceed it
 
 
 def _uniforms(streams: list[tuple[int, int]], sampling: Sampling) -> Tensor:

@@ -11,7 +11,7 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Sampling
-from agentrl_cli.generators.hf import HFGenerator, draw, merged_layers
+from agentrl_cli.generators.hf import HFGenerator, draw, invert_cdf, merged_layers
 from agentrl_cli.models.forward import collate, token_logprobs
 from tests.builders.models import SAMPLES, build, disturb
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
@@ -320,6 +320,19 @@ def test_sampling_follows_the_distribution():
     share = torch.bincount(ids, minlength=4) / 10_000
     assert share.tolist() == pytest.approx(torch.softmax(logits[0] / 0.5, -1).tolist(), abs=1e-3)
     assert logprobs[0].item() == pytest.approx(torch.log_softmax(logits[0], -1)[0].item())
+
+
+@pytest.mark.parametrize("words", [300, 16_385, 50_000])
+def test_inverse_cdf_equals_that_of_all_words(words: int):
+    generator = torch.Generator().manual_seed(0)
+    scores = 4 * torch.randn(1, words, generator=generator)
+    scores[:, ::3] = -torch.inf
+    probs = torch.softmax(scores, -1)
+    uniform = torch.cat([torch.arange(5000) / 5000, torch.tensor([1 - 2**-24])])[:, None]
+    found = invert_cdf(probs.expand(len(uniform), -1), uniform)[:, 0]
+    above = probs[0].double().cumsum(-1)[found] - uniform[:, 0]
+    assert above.min() > -1e-5 and (above - probs[0, found]).max() < 1e-5
+    assert (probs[0, found] > 0).all()
 
 
 def test_uniform_near_one_draws_no_impossible_token():
