@@ -31,7 +31,13 @@ METHODS = (
 
 def phases(recipe: str, algo: str, init: str) -> dict[str, float]:
     """Return the mean seconds of each phase."""
-    fixed = ["steps=4", "eval.baseline=false", "eval.splits=[]", "hardware.threads=1"]
+    fixed = [
+        "steps=4",
+        "eval.baseline=false",
+        "eval.splits=[val]",
+        "eval.tasks=1",
+        "hardware.threads=1",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         own = [f"recipe={recipe}", f"algo={algo}", f"init={init}", f"runs={folder}", "name=run"]
         subprocess.run(

@@ -32,8 +32,8 @@ SEEDS, UPDATES, LAST = (0, 1, 2), 24, 6
 FIXED = (
     "recipe=arithmetic_smollm2", "algo=grpo", "init=null", "env.turn_mode=single",
     "algo.group_size=8", "algo.advantage_std=sample", "algo.skip_zero_advantages=false",
-    "algo.minibatch_tokens=0", "eval.baseline=false", "eval.splits=[]", "hardware.threads=1",
-    f"steps={UPDATES}",
+    "algo.minibatch_tokens=0", "eval.baseline=false", "eval.splits=[val]", "eval.tasks=1",
+    "hardware.threads=1", f"steps={UPDATES}",
 )  # fmt: skip
 
 
