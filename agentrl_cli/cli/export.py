@@ -31,7 +31,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.hub import hub_answers
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.fetch import PACKAGES
+from agentrl_cli.models.fetch import PACKAGES, find_model
 from agentrl_cli.report.records import read_record
 from agentrl_cli.report.summary import result_table
 from agentrl_cli.runs import episode_files
@@ -74,7 +74,7 @@ def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
         try:
             if adapter:
                 module: Any = models.module("policy")
-                _save_adapter(module, cfg.model.path, folder)
+                _save_adapter(module, find_model(cfg.model.path), folder)
             else:
                 _plain_policy(models, cfg).save_pretrained(folder)
         except SafetensorError as error:  # of a full disk

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
@@ -24,6 +24,7 @@ from agentrl_cli.generators.base import Sampling
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.build import Parts, build_parts
 from tests.builders.errors import user_error
+from tests.builders.gguf_files import write_gguf
 from tests.builders.runs import ALGORITHMS, trained
 from tests.paths import ROOT
 
@@ -88,6 +89,19 @@ def test_merged_adapter_generates_the_same(model_folder: Path, tmp_path: Path, a
     export(str(run.folder), tmp_path / "adapter", adapter=True)
     again = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
     assert (logits(again.double()) - logits(exact)).abs().max() < 1e-5
+
+
+def test_adapter_of_a_converted_model_opens_in_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "it.gguf"
+    write_gguf(file)
+    run = trained(tmp_path, "grpo", "it", *LORA, f"model.path={file}", *ONE)
+    export(str(run.folder), tmp_path / "adapter", adapter=True)
+    opened = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+    adapted = parts_of(run).models.module("policy")
+    assert (logits(opened) - logits(adapted)).abs().max() < 1e-5
 
 
 def test_weights_keep_their_dtype(tmp_path: Path):
