@@ -13,10 +13,11 @@ import pytest
 from agentrl_cli.core.types import Episode
 from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
+from bench.peers.environments import PACKAGES
 from bench.performance import FIGURES, worse
 from tests.paths import ROOT
 
-PEERS = {name for name in FIGURES if "_vs_" in name}
+PEERS = {name for name in FIGURES if any(f"_vs_{peer}" in name for peer in PACKAGES)}
 
 
 @pytest.fixture(scope="module")
