@@ -95,7 +95,7 @@ fuzz: $(EXTRAS)
 soak: setup
 	$(BIN)/python stress/soak.py $(ARGS)
 
-# cost compared with TRL and AgileRL; half an hour on an idle core. ARGS=--compare compares with the stored figures
+# cost compared with TRL and AgileRL; about 45 minutes on an idle core. ARGS=--compare compares with the stored figures
 performance: setup
 	$(BIN)/python bench/performance.py --peers runs/peers $(ARGS)
 

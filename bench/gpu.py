@@ -1,17 +1,21 @@
 """What one CUDA GPU does with the shapes of real models: writes docs/results/gpu.json.
 
-Run as `python bench/gpu.py`, with any Python and torch that the package takes; nothing is
-fetched, because weights are random. Each case is composed, loaded and assembled as a run is, with
-`hardware=gpu`, and takes some minutes at most; one that does not fit is named and left out.
-`--try` does everything with a toy on the CPU and only prints. Keys end in their unit.
+Run as `python bench/gpu.py`. It needs a Python and torch that the package supports, and downloads
+nothing, because weights are random. Each case is built like a run with `hardware=gpu` and takes a
+few minutes. A case that does not fit is named and left out. `--try` runs a toy on the CPU and only
+prints. Keys end in their unit.
 
-Of a case: tokens sampled and tokens trained a second (GRPO's update on episodes of 100 tokens a
-turn: their log-probs anew, forward, backward, AdamW), the share of the device's peak that the
-model's own products of the update are (6 operations a weight and token and 6 a layer, channel of
-queries and token of context, Chowdhery et al. 2022, appendix B, halved for causal attention; what
-is computed again does not count), the most memory that torch held in updates, and what `--dry`
-predicts of that. Besides, the seconds of an update of NLAC by phase, and Self-AC's update over
-GRPO's on the same episodes. Seconds are medians over rounds behind one that warms up.
+Figures of a case:
+
+- Tokens sampled per second.
+- Tokens trained per second by an update of GRPO: log-probs, forward, backward, AdamW. Its episodes
+  have 100 tokens per turn.
+- The share of the device's peak (model FLOPs utilization, Chowdhery et al. 2022, appendix B).
+  Attention counts half because it is causal. Recomputation does not count.
+- The peak memory of updates, and the prediction of `--dry`.
+- The seconds of an update of NLAC by phase, and Self-AC's update divided by GRPO's.
+
+Seconds are medians over rounds. The first round warms up and does not count.
 """
 
 from __future__ import annotations
@@ -187,7 +191,7 @@ def median_seconds(call: Callable[[], object]) -> float:
 
 
 def predicted_bytes(cfg: DictConfig, parts: Parts) -> int:
-    """What the plan says of an update, without what only play holds."""
+    """Return the predicted bytes of an update, without the generator's cache."""
     plan = plan_memory(cfg, parts.algo)
     kept = sum(number for name, number in plan.kept.items() if name != "keys and values")
     phases = (phase for name, phase in plan.phases.items() if name != "decoding")

@@ -1,14 +1,17 @@
-"""How fast agentrl is, by itself and beside its peers: writes docs/results/performance.json.
+"""Measure the speed of agentrl, alone and beside other libraries: writes
+docs/results/performance.json.
 
-Run as `python bench/performance.py --peers FOLDER`; docs/performance.md says what each figure
-means. FOLDER holds an environment of its own for each peer, made where it is missing; without it
-the figures that need a peer are left out. `--only NAME` measures one figure and keeps the others
-of the file, `--compare` writes nothing and ends with 1 where a figure is worse than the stored one
-by more than the tolerance, `--quick` tries everything at toy sizes and only prints.
+Run as `python bench/performance.py --peers FOLDER`. docs/performance.md explains each figure.
+FOLDER has a virtual environment for each other library, which is made if it is missing. Without
+FOLDER their figures are left out.
 
-All seconds are CPU seconds of one thread. The sides of a ratio take turns in one run, the first
-turn of each warms up, and medians are compared, so that a machine that is busy now and then spoils
-little.
+- `--only NAME` measures one figure and keeps the others of the file.
+- `--compare` writes nothing and exits with 1 if a figure is worse than the stored one by more than
+  the tolerance.
+- `--quick` runs everything at toy sizes and only prints.
+
+All seconds are CPU seconds of one thread. The two sides of a ratio alternate, the first turn of
+each warms up, and medians are compared. So other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ Ask = Callable[[], Answer]
 
 @dataclass
 class Bench:
-    """What the figures are measured with; `peers` is the folder of the peers' environments, None
-    where they are left out."""
+    """A model and the work to measure on it. `peers` is the folder of the environments of other
+    libraries; with None their figures are left out."""
 
     folder: Path
     sizes: Sizes
@@ -225,8 +228,8 @@ FIGURES: dict[str, Callable[[Bench], float]] = {
 def measure(
     names: list[str], folder: Path, peers: Path | None = None, *, quick: bool = False
 ) -> dict[str, Any]:
-    """The figures of these names and the versions they were measured with; what a peer cannot be
-    had for is said on stderr and left out. Figures of SmolLM2 come last."""
+    """Return these figures and the versions of the libraries, those of SmolLM2 last. A figure whose
+    library cannot be installed or run is left out with a line on stderr."""
     found: dict[str, Any] = {}
     for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
         own = [name for name in names if name.endswith("_smollm2") == (model == "smollm2")]
@@ -240,7 +243,7 @@ def measure(
 
 
 def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
-    """The figures of one model."""
+    """Return the figures of one model."""
     found: dict[str, Any] = {}
     for name in names:
         try:

@@ -410,7 +410,7 @@ def write(name: str, rows: Rows) -> None:
 
 
 def run_key(record: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what tells the run of a record from others of its file."""
+    """Return the values that identify the run of a record in its file."""
     names = [str(record.get(key, "")) for key in ("env", "algo", "variant", "demos")]
     return *names, record["seed"]
 

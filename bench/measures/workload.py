@@ -45,8 +45,9 @@ class Sizes:
     """How much work: `episodes` in groups of `group` that share a prompt of `prompt` tokens; each
     reply has `new` tokens, what the world answers `seen`. Those to train on have up to `turns`.
 
-    Without `pretrained` the model is a random one of `layers` and `width`. Updates train `updated`
-    episodes, with `lora` by adapters. `word` is one token each, and medians are of `repeats`.
+    Without `pretrained` the model is a random one of `layers` and `width`. Updates train on
+    `updated` episodes, and with `lora` they train adapters. `word` is a text of one token. Medians
+    are of `repeats` turns.
     """
 
     layers: int = 4

@@ -61,8 +61,7 @@ def start(name: str, folder: Path, work: Path) -> Peer:
 
 
 def launch(name: str, command: list[str], folder: Path) -> Peer:
-    """The peer that a command starts; what it says besides its answers goes to a log in
-    `folder`."""
+    """Start a peer by a command. All it prints other than answers goes to a log in `folder`."""
     log, pipe = folder / f"{name}.log", subprocess.PIPE
     with log.open("w") as said:
         process = subprocess.Popen(
