@@ -327,7 +327,7 @@ def test_completed_run_uploads_model_and_report(tmp_path: Path):
     export(str(run.folder), tmp_path / "exported")
     kept = kept_for_wandb(tmp_path)
     assert (tmp_path / "exported" / "model.safetensors").read_bytes() in kept
-    assert any(b"<title>" in text and b"1 configurations" in text for text in kept)
+    assert any(b"<title>" in text and b"1 configuration<" in text for text in kept)
     assert not list(run.folder.glob(".artifact-*"))
 
 
