@@ -58,7 +58,8 @@ def compare(way: str, width: int) -> tuple[float, float]:
         cfg = settings(folder, *WAYS[way])
         algo: Algorithm = build(cfg.algo)
         models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), "cpu", 0)
-        predicted = plan_memory(cfg, algo).peak
+        plan = plan_memory(cfg, algo)
+        predicted = plan.peak - plan.kept["Python and libraries"]
     return measured(cfg, algo, models) / 2**20, predicted / 2**20
 
 

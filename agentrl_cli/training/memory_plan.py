@@ -1,7 +1,8 @@
 """Prediction of a run's peak memory from its configuration and its model's shapes.
 
 Nothing is loaded. The rule for the activations of a layer was fitted to the allocations of torch
-(bench/memory_plan.py). Memory of CUDA itself and fragmentation are not counted.
+(bench/memory_plan.py). On a CPU the plan counts Python and its libraries. Memory of CUDA itself and
+fragmentation are not counted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FULL = 4  # bytes of a float32 number
 SAMPLED = 5  # float32 tensors [rows, vocabulary] of a decoding step (generators/hf.py)
 GIB = 2**30
+PROCESS = 450 * 2**20  # bytes of Python with torch and transformers (VmHWM, torch 2.13 on Linux)
 NAMED = 3  # keys to lower that a message names
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 CGROUP_FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
@@ -183,6 +185,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         "optimizer moments": 2 * FULL * own * trained,
         "keys and values": cached,
         "merged weights": merged,
+        "Python and libraries": PROCESS if device_type(cfg) == "cpu" else 0,
     }
     roots = FULL * own if device_type(cfg) == "cuda" else 0
     step = gradients | {"gradients of masters": master * own, "roots of moments": roots}
@@ -216,6 +219,7 @@ def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int, models: int) 
         "base weights": FULL * models * parameters // processes,
         "optimizer moments": plan.kept["optimizer moments"] // processes,
         "keys and values": plan.kept["keys and values"],
+        "Python and libraries": plan.kept["Python and libraries"],
     }
     return replace(plan, kept=kept, phases=phases)
 
