@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,8 @@ from agentrl_cli.training.build import keep_freed_memory
 from bench.measures import startup
 from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.training import cut_into_turns, default_updates
-from bench.measures.workload import LORA, QUICK, SMOLLM2, Ours, Sizes, Updates, write_model
-from bench.peers.environments import PACKAGES, Peer, PeerError, start
+from bench.measures.workload import LORA, QUICK, SMOLLM2, Ours, Served, Sizes, Updates, write_model
+from bench.peers.environments import PACKAGES, SIDES, Peer, PeerError, launch, start
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "performance.json"
 Answer = dict[str, Any]
@@ -122,6 +123,20 @@ def grpo_update_vs_trl(bench: Bench) -> float:
     steps = len(bench.episodes) // bench.sizes.group
     ours = Updates(bench.model, bench.episodes, steps, bench.sizes)
     return bench.cost_ratio(partial(peer.ask, "update"), ours.update, "steps")
+
+
+def episodes_vs_verifiers(bench: Bench, turns: int) -> float:
+    """Verifiers' episodes over ours, in which a server answers at once."""
+    peer, command = bench.peer("verifiers"), [sys.executable, str(SIDES / "endpoint.py")]
+    size: Answer = {"episodes": 4 if bench.quick else 64, "turns": turns, "live": 16}
+    with closing(launch("endpoint", command, bench.folder)) as server:
+        size["url"] = server.ask("requests")["url"]
+
+        def counted(play: Ask) -> Answer:
+            return {**play(), "requests": server.ask("requests")["requests"]}
+
+        theirs, ours = partial(peer.ask, "rollout", **size), Served(bench.ours, **size).rollout
+        return bench.cost_ratio(partial(counted, theirs), partial(counted, ours), "requests")
 
 
 def generation_vs_transformers(bench: Bench) -> float:
@@ -211,6 +226,7 @@ FIGURES: dict[str, Callable[[Bench], float]] = {
     "rollout_vs_trl_20_turns": partial(rollout_vs_trl, turns=20),
     "rollout_vs_agilerl_20_turns": partial(rollout_vs_agilerl, turns=20),
     "grpo_update_vs_trl": grpo_update_vs_trl,
+    "episodes_vs_verifiers_10_turns": partial(episodes_vs_verifiers, turns=10),
     "generation_vs_transformers_smollm2": generation_vs_transformers,
     "rollout_vs_trl_1_turn_smollm2": partial(rollout_vs_trl, turns=1),
     "rollout_vs_trl_10_turns_smollm2": partial(rollout_vs_trl, turns=10),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
+from agentrl_cli.config.compose import check, compose
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
@@ -24,6 +26,7 @@ from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.endpoint import assemble_endpoint
 from agentrl_cli.training.learner import Learner
 from bench.peers.serve import Stopwatch
 from tests.algos.test_grpo import grpo
@@ -82,6 +85,7 @@ class Dialogue(Env):
     asked: str
     replied: str
     turns: int
+    role: str = "tool"
 
     def system(self) -> str:
         return "Play."
@@ -95,7 +99,7 @@ class Dialogue(Env):
 
     def step(self, action: str) -> Step:
         self.played += 1
-        return Step([Message("tool", self.replied)], 0.0, self.played == self.turns, False)
+        return Step([Message(self.role, self.replied)], 0.0, self.played == self.turns, False)
 
 
 def write_model(folder: Path, sizes: Sizes) -> None:
@@ -194,6 +198,32 @@ class Ours:
 
     def _reply(self, replied: str) -> list[int]:
         return self.chat.extend([Message("tool", replied)], None)
+
+
+class Served:
+    """Our play against a server, with the defaults of `model=endpoint`; the user says what the
+    dialogues of `ours` say. `live` episodes are live at a time."""
+
+    def __init__(self, ours: Ours, url: str, episodes: int, turns: int, live: int) -> None:
+        address = ["model=endpoint", f"model.url={url}", "model.name=stub"]
+        limit = f"rollout.max_concurrent_episodes={live}"
+        self.collector = assemble_endpoint(
+            check(compose([*address, limit, "env=twentyq"]))
+        ).collector
+        self.make_env = partial(
+            Dialogue, asked=ours.asked, replied=ours.replied, turns=turns, role="user"
+        )
+        self.episodes, self.seeds = range(episodes), count()  # new seeds: no answer is cached
+
+    def rollout(self) -> dict[str, float]:
+        """CPU seconds of the episodes."""
+        task = Task("0", "train", {})
+        starts = [EpisodeStart(task, "0", next(self.seeds), str(i)) for i in self.episodes]
+        began = time.process_time()
+        self.collector.play(
+            starts, self.collector.sampling, max_failure_rate=0.0, make_env=self.make_env
+        )
+        return {"seconds": time.process_time() - began}
 
 
 class Updates:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {"trl": "trl[peft]", "agilerl": "agilerl[llm]"}  # what pip is asked for
+PACKAGES = {"trl": "trl[peft]", "agilerl": "agilerl[llm]", "verifiers": "verifiers"}
 SIDES = Path(__file__).parent
 
 
