@@ -201,11 +201,14 @@ class OpenAIChat:
             client = _client(self.base_url, self.key_variable, self.timeout, self.retries)
             self.requests += 1
         import openai  # pyright: ignore[reportMissingImports]
+        from openai.types.chat import ChatCompletion  # pyright: ignore[reportMissingImports]
 
-        call = client.chat.completions.create(
-            model=str(self.model), messages=rows, seed=seed % 2**31, temperature=temperature,
-            max_tokens=longest,
-        )  # fmt: skip
+        body = {
+            "model": str(self.model), "messages": rows, "seed": seed % 2**31,
+            "temperature": temperature, "max_tokens": longest,
+        }  # fmt: skip
+        # `chat.completions.create` converts every message again, which takes longer than the request
+        call = client.post("/chat/completions", body=body, cast_to=ChatCompletion)
         seconds = self.timeout * (self.retries + 1)
         try:
             answer: Any = wait_for(call, seconds)
@@ -215,8 +218,8 @@ class OpenAIChat:
         except TimeoutError:
             raise SimulatorError(f"the endpoint gave no answer within {seconds:g} s") from None
         except (openai.OpenAIError, ValueError, RecursionError) as error:
-            body = getattr(error, "body", None)
-            detail = body.get("detail", "") if isinstance(body, dict) else ""  # of FastAPI
+            reply = getattr(error, "body", None)
+            detail = reply.get("detail", "") if isinstance(reply, dict) else ""  # of FastAPI
             shown = f"{type(error).__name__}: {error}{detail and f' - {detail}'}"
             line = redacted(f"the endpoint gave no answer ({shown})", self.key_variable)
             lacks_model = str(self.model) in line and UNSERVED.search(line)
