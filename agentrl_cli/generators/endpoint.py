@@ -207,7 +207,7 @@ class OpenAIChat:
             "model": str(self.model), "messages": rows, "seed": seed % 2**31,
             "temperature": temperature, "max_tokens": longest,
         }  # fmt: skip
-        # `chat.completions.create` converts every message again, which takes longer than the request
+        # `chat.completions.create` converts each message, which takes longer than the request
         call = client.post("/chat/completions", body=body, cast_to=ChatCompletion)
         seconds = self.timeout * (self.retries + 1)
         try:

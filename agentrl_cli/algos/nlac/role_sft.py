@@ -2,8 +2,8 @@
 
 Texts are made from episodes that the policy plays on train tasks, so no critic has to exist:
 
-    forecast    the response to the action, and the true outcome of the episode
-    backup      the response, and the outcome that the forecast in the prompt names
+    forecast    the next response of the environment, and the true outcome of the episode
+    backup      the same response, and the outcome that the forecast in the prompt names
     critique    the verdict that counting the forecasts in the prompt gives
     refinement  the same action if the critique approves it, otherwise another sample
 
@@ -89,8 +89,10 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
             yield completion_sample(prompt, turn.action_ids if is_good else other)
 
     def forecast(self, turn: TurnRef, outcome: str) -> str:
-        """Return the response to a turn and an outcome in the form of a forecast."""
-        response = self._short(turn.response)
+        """Return the next response that is not empty and an outcome in the form of a forecast."""
+        turns = range(turn.turn, len(turn.episode.turns))
+        responses = (TurnRef(turn.episode, at).response for at in turns)
+        response = self._short(next(filter(None, responses), ""))
         return fill(self.prompts.terminal, response=response, outcome=outcome).strip()
 
     def _short(self, response: str) -> str:

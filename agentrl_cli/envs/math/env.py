@@ -76,6 +76,11 @@ class MathEnv(Env):
     val_share: Annotated[float, Field(ge=0, le=1, description="Share of the train rows in the val "
                          "split, if data has none.")] = 0.0  # fmt: skip
     val_problems: Annotated[int, Field(ge=0, description="Built-in val problems per level.")] = 0
+    last_response: Annotated[
+        Literal["verdict", "answer"],
+        Field(description="After the last reply. verdict: whether it is right, and the answer if it "
+              "is wrong; answer: the answer alone, which a critic can learn to work out."),
+    ] = "verdict"  # fmt: skip
     instructions: Instructions = "short"
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
@@ -152,7 +157,9 @@ class MathEnv(Env):
         return Step(feedback, float(result.correct), state.over, False, info)
 
     def response(self, result: Grade, gold: str, attempts_left: int) -> str:
-        """Return the observation after a graded reply. It names the answer on the last attempt."""
+        """Return the observation after a graded reply; after the last one, see `last_response`."""
+        if self.last_response == "answer" and (result.correct or not attempts_left):
+            return f"It is {gold}."
         if result.correct:
             return CORRECT
         unboxed = result.reason == "unboxed"
