@@ -78,7 +78,7 @@ class MathEnv(Env):
     val_problems: Annotated[int, Field(ge=0, description="Built-in val problems per level.")] = 0
     last_response: Annotated[
         Literal["verdict", "answer"],
-        Field(description="After the last reply. verdict: whether it is right, and the answer if it "
+        Field(description="After the last reply. verdict: if it is right, and the answer if it "
               "is wrong; answer: the answer alone, which a critic can learn to work out."),
     ] = "verdict"  # fmt: skip
     instructions: Instructions = "short"
