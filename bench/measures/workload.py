@@ -205,14 +205,11 @@ class Served:
     dialogues of `ours` say. `live` episodes are live at a time."""
 
     def __init__(self, ours: Ours, url: str, episodes: int, turns: int, live: int) -> None:
-        address = ["model=endpoint", f"model.url={url}", "model.name=stub"]
+        chosen = ["model=endpoint", f"model.url={url}", "model.name=stub", "env=twentyq"]
         limit = f"rollout.max_concurrent_episodes={live}"
-        self.collector = assemble_endpoint(
-            check(compose([*address, limit, "env=twentyq"]))
-        ).collector
-        self.make_env = partial(
-            Dialogue, asked=ours.asked, replied=ours.replied, turns=turns, role="user"
-        )
+        self.collector = assemble_endpoint(check(compose([*chosen, limit]))).collector
+        said = {"asked": ours.asked, "replied": ours.replied, "role": "user"}
+        self.make_env = partial(Dialogue, **said, turns=turns)
         self.episodes, self.seeds = range(episodes), count()  # new seeds: no answer is cached
 
     def rollout(self) -> dict[str, float]:

@@ -32,18 +32,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(HEAD.encode() + BODY)
 
 
-class Server(ThreadingHTTPServer):
-    """Lets many clients connect at once."""
-
-    request_queue_size = 128
-
-    def requests(self) -> dict[str, Any]:
-        """Return the address, and the number of requests since the last call."""
-        done, Handler.requests = next(Handler.requests), count()
-        return {"url": f"http://127.0.0.1:{self.server_port}/v1", "requests": done}
+def taken() -> dict[str, Any]:
+    """Return the address, and the number of requests since the last call."""
+    done, Handler.requests = next(Handler.requests), count()
+    return {"url": f"http://127.0.0.1:{server.server_port}/v1", "requests": done}
 
 
 if __name__ == "__main__":
-    server = Server(("127.0.0.1", 0), Handler)
+    ThreadingHTTPServer.request_queue_size = 128  # many clients connect at once
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
-    serve({"requests": server.requests})
+    serve({"requests": taken})

@@ -22,15 +22,10 @@ from typing import Any
 import aiohttp
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 from serve import serve
-from verifiers.v1.clients import (  # pyright: ignore[reportMissingImports]
-    EvalClientConfig,
-    ModelContext,
-)
 from verifiers.v1.dialects.chat import message_to_wire  # pyright: ignore[reportMissingImports]
-from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
-from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Dialogue", "Dialogues", "InProcess"]  # what verifiers finds by the module's name
+NAME = Path(__file__).stem  # by which verifiers finds the classes below
+__all__ = ["Dialogue", "Dialogues", "InProcess"]
 
 
 class Said(vf.TaskData):
@@ -39,25 +34,17 @@ class Said(vf.TaskData):
     said: list[str]
 
 
-class Asked(vf.Task[Said]):
-    """A task with a reward of 0."""
+class Dialogues(vf.Taskset[vf.Task[Said], vf.TasksetConfig]):
+    """The tasks, which `rollout` makes."""
 
-    @vf.reward
-    async def reward(self) -> float:
-        return 0.0
-
-
-class Dialogues(vf.Taskset[Asked, vf.TasksetConfig]):
-    """The environment's tasks, which `rollout` makes."""
-
-    def load(self) -> Iterator[Asked]:
+    def load(self) -> Iterator[vf.Task[Said]]:
         return iter(())
 
 
 class Dialogue(vf.SingleAgentEnv):
     """Sends each message of the user."""
 
-    async def run(self, task: Asked, agents: Any) -> None:
+    async def run(self, task: vf.Task[Said], agents: Any) -> None:
         async with agents.agent.interaction(task) as interaction:
             for text in task.data.said:
                 await interaction.turn(text)
@@ -73,7 +60,7 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
     async def launch(
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any,
         data: Any,
-    ) -> ProgramResult:  # fmt: skip
+    ) -> vf.ProgramResult:  # fmt: skip
         first = {"role": "system", "content": data.system_prompt}
         rows = [first, *map(message_to_wire, data.prompt)]
         async with self.client.post(
@@ -81,21 +68,20 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
             headers={"Authorization": f"Bearer {secret}"}, raise_for_status=True,
         ) as answer:  # fmt: skip
             await answer.json()
-        return ProgramResult(exit_code=0, stdout="", stderr="")
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 async def rollout(
     work: dict[str, Any], url: str, episodes: int, turns: int, live: int
 ) -> dict[str, float]:
     """CPU seconds of the episodes, of which so many are live at a time."""
-    name = "verifiers_side"
-    agent = {"harness": {"id": name}, "runtime": {"type": "subprocess"}}
-    config = loaders.resolve_env_config({"taskset": {"id": name}, "agent": agent})
-    env, gate = loaders.load_environment(config), asyncio.Semaphore(live)
-    context = ModelContext(model="stub", client=EvalClientConfig(base_url=url))
+    agent = {"harness": {"id": NAME}, "runtime": {"type": "subprocess"}}
+    config = vf.resolve_env_config({"taskset": {"id": NAME}, "agent": agent})
+    env, gate = vf.load_environment(config), asyncio.Semaphore(live)
+    context = vf.ModelContext(model="stub", client=vf.EvalClientConfig(base_url=url))
     system, first = (message["content"] for message in work["prompts"][0])
     said = [first, *[work["reply"]] * (turns - 1)]
-    tasks = [Asked(Said(idx=i, system_prompt=system, said=said)) for i in range(episodes)]
+    tasks = [vf.Task(Said(idx=i, system_prompt=system, said=said)) for i in range(episodes)]
     async with aiohttp.ClientSession() as InProcess.client, env.serving():
         slots = [slot for task in tasks for slot in env.slots(task)]
         began = sum(os.times()[:4])
@@ -105,16 +91,11 @@ async def rollout(
     return {"seconds": seconds}
 
 
-def main() -> None:
-    """Answer."""
+if __name__ == "__main__":
+    from verifiers_side import rollout as play  # of the module that verifiers imports too
+
     work = json.loads(Path(sys.argv[1]).read_text())
     serve({
         "versions": lambda: {"verifiers": version("verifiers")},
-        "rollout": lambda **options: asyncio.run(rollout(work, **options)),
+        "rollout": lambda **options: asyncio.run(play(work, **options)),
     })  # fmt: skip
-
-
-if __name__ == "__main__":
-    from verifiers_side import main as imported  # so that verifiers finds these very classes
-
-    imported()
