@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import pytest
 
 from agentrl_cli.algos import NLACRoleSFT
 from agentrl_cli.algos.nlac.parse import PARSERS
 from agentrl_cli.algos.nlac.role_sft import count_verdict
-from agentrl_cli.core.types import Sample
+from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -29,7 +32,9 @@ from tests.builders.nlac import (
 TURNS = len(WON.turns) + len(LOST.turns)
 
 
-def role_samples(models: ModelSet, seed: int = 0, **changes: int) -> dict[str, list[Sample]]:
+def role_samples(
+    models: ModelSet, seed: int = 0, played: Sequence[Episode] = (WON, LOST), **changes: int
+) -> dict[str, list[Sample]]:
     """Samples of one update by role; those of demonstrations are under `act`."""
     settings = {"turns_per_update": 8, "demos_per_update": 0, "num_forecasts": 3}
     algo = NLACRoleSFT(
@@ -40,7 +45,7 @@ def role_samples(models: ModelSet, seed: int = 0, **changes: int) -> dict[str, l
     algo.roles.context.seed = seed
     algo.context.demos = [WON]
     cut = episode("cut", ["Is it a fox?"], success=False, stop="truncated")
-    (phase,) = algo.update([WON, LOST, cut], ReplayBuffer(None, 1))
+    (phase,) = algo.update([*played, cut], ReplayBuffer(None, 1))
     found: dict[str, list[Sample]] = {}
     for sample in phase.samples:
         last = asked(CHAT.text_of(sample.ids[: sample.mask.index(1)]))
@@ -55,6 +60,19 @@ def test_forecasts_tell_the_response_and_the_true_outcome(models: ModelSet):
         "Here is lost at 1. Failure.", "Here is won at 1. Success.", "Here is won at 2. Success.",
         "The end of lost. Failure.", "The end of won. Success.",
     ]  # fmt: skip
+
+
+def test_forecasts_without_a_response_tell_the_next_one(models: ModelSet):
+    silent = copy.deepcopy(WON)
+    silent.turns[1].observation = []
+    found = role_samples(models, played=[silent])
+    assert {written(s) for s in found["forecast"]} == {
+        "Here is won at 2. Success.",
+        "The end of won. Success.",
+    }
+    shown = {asked(CHAT.text_of(prompt(s))): written(s) for s in found["backup"]}
+    (text,) = [text for read, text in shown.items() if read.split("\n")[0].strip() == "Seen:"]
+    assert text.startswith("Here is won at 2.")
 
 
 def test_backups_copy_the_outcome_that_they_read(models: ModelSet):
