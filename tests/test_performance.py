@@ -15,6 +15,7 @@ from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
 from bench.peers.environments import PACKAGES
 from bench.performance import FIGURES, worse
+from bench.phases import PHASES
 from tests.paths import ROOT
 
 PEERS = {name for name in FIGURES if any(f"_vs_{peer}" in name for peer in PACKAGES)}
@@ -83,6 +84,15 @@ def test_page_has_every_stored_figure():
     rows = {row[0].strip("`"): row[-1] for row in cells if len(row) == 4}
     for name in FIGURES:
         assert rows[name].removesuffix(" (missed)") == f"{stored[name]:g}"
+
+
+def test_page_has_every_stored_phase():
+    stored = json.loads((ROOT / "docs" / "results" / "phases.json").read_text())
+    lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+    for recipe in stored.values():
+        for algo, seconds in recipe.items():
+            shown = " | ".join(f"{seconds[name]:g}" for name in PHASES)
+            assert f"| `{algo}` | {shown} |" in lines
 
 
 def test_worse_figures_are_listed():
