@@ -188,10 +188,11 @@ class ServerProcess:
                 raise UserError(line, code="server-not-started")
             time.sleep(POLL_SECONDS)
 
-    def describe_end(self) -> str | None:
-        """Return how it ended, with its last error; None while it runs."""
-        code = self.process.poll()
-        if code is None:
+    def describe_end(self, wait: float = 0.0) -> str | None:
+        """Return how it ended, with its last error; None if it still runs after `wait` seconds."""
+        try:
+            code = self.process.wait(wait)
+        except subprocess.TimeoutExpired:
             return None
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["no output"]
         errors = [line for line in lines if "Error" in line] or lines
@@ -686,7 +687,8 @@ class VLLMGenerator(Generator):
 
     def _describe(self, fault: ServerFault) -> str:
         """Return the fault, and how a server that was started here has ended."""
-        end = self.process.describe_end() if self.process else None
+        # a connection breaks some moments before the process has ended
+        end = self.process.describe_end(wait=1.0) if self.process else None
         return f"{fault}; the server that this run started has ended: {end}" if end else str(fault)
 
     async def _exchange(self, new: Adapter, old: Adapter | None) -> None:
