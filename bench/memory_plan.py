@@ -1,12 +1,11 @@
-"""What `--dry` predicts of memory beside what training takes.
+"""Compare the memory that `--dry` predicts with the memory that training takes.
 
-Run as `python bench/memory_plan.py`; writes docs/results/memory_plan.json, in MiB. Eight
-small random models: four ways of training at two widths, four layers each, a vocabulary of 8,192,
-two micro-batches of two samples of 512 tokens, all of which are trained, and two optimizer steps,
-so that moments and gradients are there when the second one reads. Measured is what the weights take
-and, from torch's profiler's record of every allocation, the most that was held at once from the
-making of the optimizer on: no resident memory, which also holds what the allocator keeps, and no
-counting by the planner's own rule. Nothing is played, and the plan is asked for none of it.
+Run as `python bench/memory_plan.py`; writes docs/results/memory_plan.json, in MiB. Small random
+models are trained in four ways at two widths. They have four layers and a vocabulary of 8,192. An
+update has two micro-batches of two samples of 512 tokens, and there are two updates, so that the
+second one has moments and gradients. The measurement is the size of the weights plus the peak of
+all allocations that torch's profiler records after that. Python and its libraries are left out on
+both sides. Nothing is played.
 """
 
 from __future__ import annotations

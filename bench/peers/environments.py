@@ -71,8 +71,8 @@ def launch(name: str, command: list[str], folder: Path) -> Peer:
 
 
 def environment(name: str, folder: Path) -> Path:
-    """The Python of a peer's environment, made where it is missing; what is there is kept, whatever
-    its version. PeerError with pip's last line where that fails."""
+    """Return the Python of a peer's environment, which is made if it is missing. An existing one is
+    kept, whatever its version. Raises PeerError with the last line of pip if that fails."""
     python = folder / name / "bin" / "python"
     if not _has(python, name):
         print(f"installing {PACKAGES[name]} into {folder / name}", file=sys.stderr)
