@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import aiohttp  # pyright: ignore[reportMissingImports]
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 from serve import serve
 from verifiers.v1.dialects.chat import message_to_wire  # pyright: ignore[reportMissingImports]
