@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         """The overrides of the run."""
         evaluation = ["eval.splits=[test]", f"eval.episodes_per_task={self.episodes_per_task}"]
         return [
-            f"experiment={self.env}_{self.control}",
+            *(f"recipe={self.env}", "algo=nlac", f"ablation={self.control}"),
             GUARD,
             *evaluation,
             f"seed={self.seed}",

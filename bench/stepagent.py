@@ -31,7 +31,7 @@ from bench.results import (
 SIZES = (32, 128, 512)
 COMPARED = 128  # the presets' own size, whose runs results.py trains
 SFT, *LATER = STUDENTS[:3]
-LONGER = ("longer", f"experiment=twentyq_{SFT}", "steps=8")
+LONGER = "longer"
 
 
 class Plan(NamedTuple):
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the run's folder, such as sft-d32-s0. Runs of results.py keep their names."""
-        shared = self.demos == COMPARED and self.what != LONGER[0]
+        shared = self.demos == COMPARED and self.what != LONGER
         return (
             f"twentyq_{self.what}_s{self.seed}"
             if shared
@@ -58,14 +58,14 @@ class Plan(NamedTuple):
 
     def settings(self) -> list[str]:
         """The overrides of the run."""
-        _, *more = LONGER if self.what == LONGER[0] else ("", f"experiment=twentyq_{self.what}")
-        return [*more, f"data.demos=expert:{self.demos}", f"seed={self.seed}"]
+        own = ["algo=sft", "steps=8"] if self.what == LONGER else [f"algo={self.what}"]
+        return ["recipe=twentyq", *own, f"data.demos=expert:{self.demos}", f"seed={self.seed}"]
 
 
 def records(plan: Plan, folder: Path) -> Rows:
     """One record per split, in the form of results.py."""
     meta, evaluations, updates = read(folder / plan.name)
-    longer = plan.what == LONGER[0]
+    longer = plan.what == LONGER
     common = {
         "algo": SFT if longer else plan.what,
         "variant": plan.what if longer else "",
@@ -88,7 +88,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    what = (SFT, LONGER[0], *LATER)
+    what = (SFT, LONGER, *LATER)
     work = [Plan(one, seed, size) for one in what for size in SIZES for seed in asked.seeds]
     if not asked.write_only:
         train_all(work, folder, asked.jobs)

@@ -31,15 +31,14 @@ from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.training.build import Parts, build_parts
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "stepagent_cost.json"
-GRPO, STEPAGENT = "experiment=twentyq_grpo", "experiment=twentyq_stepagent_environment"
+GRPO, STEPAGENT = ("algo=grpo",), ("algo=stepagent_inverse", "ablation=environment")
 Work = Callable[[], object]
 
 
-def parts_of(preset: str, episodes: int) -> Parts:
-    """What a preset's run is made of, from the base, with so many episodes a step."""
-    return build_parts(
-        check(compose([preset, "init=null", f"rollout.episodes_per_step={episodes}"])), None
-    )
+def parts_of(method: tuple[str, ...], episodes: int) -> Parts:
+    """Return the parts of a run of Twenty Questions from the initial model."""
+    sizes = ["init=null", f"rollout.episodes_per_step={episodes}"]
+    return build_parts(check(compose(["recipe=twentyq", *method, *sizes])), None)
 
 
 def update(parts: Parts, episodes: list[Episode]) -> Work:

@@ -56,14 +56,14 @@ def gain(run: Run) -> float:
 
 def measure(folder: Path, seed: int) -> dict[str, float]:
     """The gains of one seed."""
-    source = train(folder, "grpo", seed, "experiment=twentyq_grpo", "data.keep_episodes=true")
+    source = train(folder, "grpo", seed, "recipe=twentyq", "algo=grpo", "data.keep_episodes=true")
     won = folder / f"won-s{seed}.jsonl"
     write_successes(source, won)
     offline = [f"data.buffer={source.folder}", "data.offline=true", "eval_every=2"]
     offline += ["algo.advanced.buffer_size=4096"]
     imitated = ["algo=sft", "env=twentyq", f"data.demos={won}", f"steps={PASSES}", "eval_every=1"]
     imitated += ["algo.minibatch_tokens=800"]  # as RFT's steps
-    nlac = train(folder, "nlac", seed, "experiment=twentyq_nlac", *EVALUATED, *offline)
+    nlac = train(folder, "nlac", seed, "recipe=twentyq", "algo=nlac", *EVALUATED, *offline)
     rft = train(folder, "rft", seed, *EVALUATED, *imitated)
     return {"nlac": gain(nlac), "rft": gain(rft), "grpo": gain(source)}
 
