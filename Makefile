@@ -43,6 +43,9 @@ demo: setup
 	$(BIN)/agentrl train algo=nlac env=twentyq
 	$(BIN)/agentrl show last
 
+# One thread for each test process: two processes with two threads each would wait for each other.
+test ci: export OMP_NUM_THREADS = 1
+
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not extras and not ranks and not vllm and not ray and not wheel" $(ARGS)
 
