@@ -21,17 +21,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from omegaconf import OmegaConf
 from scipy.stats import ttest_ind
 
 from agentrl_cli.api import load_policy
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.grader import grade
+from agentrl_cli.models.load import cpu_has_bfloat16
 from bench.peers.environments import SIDES, environment, one_thread
 from bench.results import is_done
 
 ROOT = Path(__file__).parents[1]
 RESULT, PARITY = (ROOT / "docs" / "results" / f"{name}.json" for name in ("trl_learning", "parity"))
+DTYPE = "bfloat16" if cpu_has_bfloat16() else "float32"  # of the weights, as model.dtype=auto
 UPDATES, PROBLEMS, GROUP, RATE = 24, 8, 8, 3e-4
 SEEDS = (0, 1, 2)
 RECIPE = ("recipe=arithmetic_smollm2", "env.turn_mode=single", "hardware.threads=1")
@@ -71,7 +74,7 @@ def initial_model(folder: Path) -> Path:
 
 def grpo(model: Path) -> list[str]:
     """Return the settings of our side."""
-    return [*GRPO, f"model.path={model}"]
+    return [*GRPO, f"model.path={model}", f"model.dtype={DTYPE}"]
 
 
 def ours(folder: Path, model: Path, seed: int) -> Side:
@@ -93,9 +96,10 @@ def theirs(folder: Path, model: Path, seed: int, python: Path) -> Side:
     ]
     work, answer = folder / f"trl_s{seed}.json", folder / f"trl_s{seed}_result.json"
     work.write_text(json.dumps({
-        "model": str(model), "system": env.system(), "rows": rows, "seed": seed, "lr": RATE,
-        "updates": UPDATES, "group": GROUP, "episodes": PROBLEMS * GROUP,
-        "new_tokens": config.rollout.max_new_tokens, "lora": dict(config.model.lora),
+        "model": str(model), "dtype": DTYPE, "system": env.system(), "rows": rows, "seed": seed,
+        "lr": RATE, "updates": UPDATES, "group": GROUP, "episodes": PROBLEMS * GROUP,
+        "new_tokens": config.rollout.max_new_tokens,
+        "lora": OmegaConf.to_container(config.model.lora),
         "output": str(answer),
     }))  # fmt: skip
     command = [str(python), str(SIDES / "trl_learning_side.py"), str(work)]
@@ -154,7 +158,7 @@ def main() -> None:
             else:
                 found = theirs(folder, model, seed, environment("trl", asked.peers.resolve()))
             stored = json.loads(RESULT.read_text()) if RESULT.exists() else stored
-            stored[side][str(seed)] = found
+            stored[side][str(seed)] = found | {"dtype": DTYPE}
             RESULT.write_text(json.dumps(stored, indent=1) + "\n")
     stored = json.loads(RESULT.read_text())
     if min(map(len, stored.values())) > 1:

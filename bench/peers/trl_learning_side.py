@@ -63,7 +63,7 @@ def main() -> None:
         for row in work["rows"]
     ]
     trainer = grpo.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(work["model"], dtype=torch.bfloat16),
+        model=AutoModelForCausalLM.from_pretrained(work["model"], dtype=work["dtype"]),
         processing_class=AutoTokenizer.from_pretrained(work["model"]),
         args=config, reward_funcs=reward, train_dataset=Dataset.from_list(rows),
         peft_config=LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets),
