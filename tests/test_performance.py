@@ -16,6 +16,7 @@ from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
 from bench.peers.environments import PACKAGES
 from bench.performance import FIGURES, worse
 from bench.phases import PHASES
+from bench.trl_learning import gap
 from tests.paths import ROOT
 
 PEERS = {name for name in FIGURES if any(f"_vs_{peer}" in name for peer in PACKAGES)}
@@ -93,6 +94,17 @@ def test_page_has_every_stored_phase():
         for algo, seconds in recipe.items():
             shown = " | ".join(f"{seconds[name]:g}" for name in PHASES)
             assert f"| `{algo}` | {shown} |" in lines
+
+
+def test_gap_is_of_the_last_quarter():
+    rewards = [[0.0] * 18 + [end] * 6 for end in (0.5, 0.6, 0.7)]
+    own = {str(seed): {"rewards": values} for seed, values in enumerate(rewards)}
+    trl = {
+        seed: {"rewards": [0.1 + value for value in run["rewards"]]} for seed, run in own.items()
+    }
+    mean, low, high = gap({"agentrl": own, "trl": trl}).values()
+    assert mean == pytest.approx(0.1) and low == pytest.approx(0.1 - 0.2267, abs=1e-4)
+    assert low + high == pytest.approx(0.2)  # 2.776 (4 degrees of freedom) x 0.1 x sqrt(2 / 3)
 
 
 def test_worse_figures_are_listed():
