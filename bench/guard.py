@@ -1,13 +1,14 @@
-"""Whether NLAC's guard keeps a spoiled critic from doing harm: `python bench/guard.py --env
-twentyq` (each world once).
+"""Measure whether NLAC's improvement check prevents damage by a broken critic: `python
+bench/guard.py --env twentyq`, once for each environment.
 
-NLAC trains with `algo.improvement_check` and a critic that is spoiled on purpose, by shuffled
-outcomes, by
-empty critiques and by critiques of other actions, three seeds each. `guard_low_CONTROL_WORLD` in
-docs/results/critics.json is the lower end of the 95 % interval of test success after training, less
-before, tasks and seeds resampled, over at least 4,000 episodes on each side; `guard_open_…` the
-share of updates in which the guard let the policy learn. Runs that are done, under runs/guard/ENV,
-are not repeated."""
+NLAC trains with `algo.improvement_check` and a critic that is broken on purpose: it learns outcomes
+of other episodes, or its critiques are empty or those of other actions. Three seeds each.
+
+The results go to docs/results/critics.json. `guard_change_CONTROL_ENV` is test success after
+training minus before, over at least 4,000 episodes each; `guard_low` and `guard_high` are its 95 %
+interval, with tasks and seeds resampled. `guard_open` is the share of updates in which the policy
+learned. Runs that are done, in runs/guard/ENV, are not repeated.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ GUARD = "algo.improvement_check={every: 2, num_targets: 48, num_rollouts: 4, win
 
 
 class Plan(NamedTuple):
-    """One run."""
+    """A run."""
 
     env: str
     control: str
@@ -42,15 +43,15 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The run's folder: shuffled_outcomes-s1."""
+        """The name of the run's folder, such as shuffled_outcomes-s1."""
         return f"{self.control}-s{self.seed}"
 
     @property
     def start(self) -> None:
-        """Each starts from the base."""
+        """The run that it starts from; None: the initial model."""
 
     def settings(self) -> list[str]:
-        """The overrides of the run."""
+        """Return the overrides of the run."""
         evaluation = ["eval.splits=[test]", f"eval.episodes_per_task={self.episodes_per_task}"]
         return [
             *(f"recipe={self.env}", "algo=nlac", f"ablation={self.control}"),
@@ -61,7 +62,7 @@ class Plan(NamedTuple):
 
 
 def figures(env: str, control: str, runs: dict[int, Run]) -> dict[str, float]:
-    """What the runs of a control, by seed, lost or gained."""
+    """Return the figures of a control from its runs by seed."""
     records = {seed: read_record(run) for seed, run in runs.items()}
     before = {seed: record.outcomes(0) or {} for seed, record in records.items()}
     after = {seed: record.outcomes(record.last_step) or {} for seed, record in records.items()}

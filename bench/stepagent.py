@@ -29,13 +29,13 @@ from bench.results import (
 )
 
 SIZES = (32, 128, 512)
-COMPARED = 128  # the presets' own size, whose runs results.py trains
+COMPARED = 128  # the size of the recipe, whose runs results.py trains
 SFT, *LATER = STUDENTS[:3]
 LONGER = "longer"
 
 
 class Plan(NamedTuple):
-    """One run: `what` learns, its seed, and how many demonstrations it and its start have seen."""
+    """A run: its algorithm or `longer`, seed, and number of demonstrations."""
 
     what: str
     seed: int
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the run's folder, such as sft-d32-s0. Runs of results.py keep their names."""
+        """The name of the run's folder, such as sft-d32-s0; runs of results.py keep their names."""
         shared = self.demos == COMPARED and self.what != LONGER
         return (
             f"twentyq_{self.what}_s{self.seed}"
@@ -53,17 +53,17 @@ class Plan(NamedTuple):
 
     @property
     def start(self) -> Plan | None:
-        """The SFT that it starts from; None: the base."""
+        """The SFT that it starts from; None: the initial model."""
         return None if self.what == SFT else self._replace(what=SFT)
 
     def settings(self) -> list[str]:
-        """The overrides of the run."""
+        """Return the overrides of the run."""
         own = ["algo=sft", "steps=8"] if self.what == LONGER else [f"algo={self.what}"]
         return ["recipe=twentyq", *own, f"data.demos=expert:{self.demos}", f"seed={self.seed}"]
 
 
 def records(plan: Plan, folder: Path) -> Rows:
-    """One record per split, in the form of results.py."""
+    """Return one record per split, in the form of results.py."""
     meta, evaluations, updates = read(folder / plan.name)
     longer = plan.what == LONGER
     common = {
@@ -79,10 +79,12 @@ def records(plan: Plan, folder: Path) -> Rows:
 
 
 def main() -> None:
-    """Run all plans and write the records."""
+    """Train what is not done, and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
+    parser.add_argument(
+        "--write-only", action="store_true", help="of runs that are done; train nothing"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results" / "twentyq")
     asked = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What StepAgent's own episodes cost: its update against GRPO's, and a pass for every action.
+"""Measure the cost of an update of inverse StepAgent against GRPO's: writes
+docs/results/stepagent_cost.json.
 
-Run as `python bench/stepagent_cost.py`; writes docs/results/stepagent_cost.json (`--quick`
-prints only). The embedded model plays one step's episodes of Twenty Questions, and an update is
-what both presets train on them: log-probs, values and rewards anew, forward, backward, AdamW. The
-discriminator's share, its training and its judgement of what it rewards, is also timed with every
-action as a sample of its own. Seconds are CPU time of this process on one thread, medians over
-rounds in which all take turns; the first round warms up and does not count.
+Run as `python bench/stepagent_cost.py`; `--quick` only prints. The embedded model plays the
+episodes of one update of Twenty Questions. Both methods train on them: log-probs, values and
+rewards, forward, backward and AdamW. The discriminator, its training and its rewards, is also timed
+alone, with all turns of an episode in one pass and with one pass per action. Seconds are CPU
+seconds of one thread, medians over rounds in which all take turns; the first round warms up.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def parts_of(method: tuple[str, ...], episodes: int) -> Parts:
 
 
 def update(parts: Parts, episodes: list[Episode]) -> Work:
-    """What a step trains after play."""
+    """Return the training of an update, without play."""
     return lambda: parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
 
 
 def discriminate(parts: Parts, phase: Phase, judged: list[Sample]) -> Work:
-    """The discriminator's phase, and its rewards for what it was not trained on."""
+    """Return the training of the discriminator, and its rewards of the `judged` samples."""
     algo = parts.algo
     assert isinstance(algo, StepAgentInverse)
 
@@ -59,13 +59,13 @@ def discriminate(parts: Parts, phase: Phase, judged: list[Sample]) -> Work:
 
 
 def one_by_one(parts: Parts, episodes: list[Episode], label: float) -> list[Sample]:
-    """Every action of the episodes as a sample of its own."""
+    """Return one sample per action of the episodes."""
     acts = [(turn.state_ids, turn.action) for turn in all_turns(episodes)]
     return labelled_actions(acts, label, parts.context)
 
 
 def works(count: int) -> tuple[dict[str, Work], dict[str, int]]:
-    """What is timed, and facts about the episodes."""
+    """Return what is timed by name, and the sizes of the episodes."""
     grpo, stepagent = parts_of(GRPO, count), parts_of(STEPAGENT, count)
     played = stepagent.collector.collect(0, grpo.algo.group_size)
     half, demos = count // 2, stepagent.context.demos
@@ -83,7 +83,7 @@ def works(count: int) -> tuple[dict[str, Work], dict[str, int]]:
 
 
 def medians(timed: dict[str, Work], rounds: int) -> dict[str, float]:
-    """CPU seconds of each."""
+    """Return the median CPU seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(rounds + 1):
         for name, work in timed.items():
@@ -94,7 +94,7 @@ def medians(timed: dict[str, Work], rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and unless it was quick write the result file."""
+    """Measure and print; write the result unless `--quick` is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""What an off-policy method gains where only another method's episodes are there to learn from.
+"""Measure what methods gain from the episodes of another method: `python bench/warm_start.py`.
 
-Run as `python bench/warm_start.py`; writes `warm_start_nlac` and `warm_start_rft` into
-docs/results/real_models.json: on Twenty Questions, the mean gain in success on test objects of NLAC
-that plays nothing and learns from all episodes of a GRPO run, and of RFT on the successes among the
-same episodes, both from the base, three seeds. Each is evaluated six times on the split `val`, and
-the best of these counts (`save_best=true`). A run that is already done is not repeated.
+On Twenty Questions, NLAC plays nothing and learns from all episodes of a GRPO run, and RFT learns
+from the successes among them. Both start from the initial model, with three seeds. Each is
+evaluated six times on `val`, and the best checkpoint counts (`save_best=true`). The mean gains in
+test success go to docs/results/real_models.json as `warm_start_nlac` and `warm_start_rft`. A run
+that is done is not repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PASSES = 6  # of RFT over the successes
 
 
 def train(folder: Path, name: str, seed: int, *overrides: str) -> Run:
-    """A run of Twenty Questions, unless it is there."""
+    """Return a run of Twenty Questions, which is trained unless it is done."""
     run = folder / f"{name}-s{seed}"
     if not is_done(run):
         own = [f"runs={folder}", f"name={run.name}", f"seed={seed}"]
@@ -40,14 +40,14 @@ def train(folder: Path, name: str, seed: int, *overrides: str) -> Run:
 
 
 def write_successes(source: Run, file: Path) -> None:
-    """The episodes of a run's buffer that were won, as demonstrations."""
+    """Write the successful episodes of a run's buffer as demonstrations."""
     rows = files.read_jsonl(source.folder / "buffer.jsonl")
     won = [row for row in rows if row["turns"][-1]["info"].get("success")]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in won))
 
 
 def gain(run: Run) -> float:
-    """Success on test objects of the step that is kept, less that of the base."""
+    """Return the test success of the checkpoint that is kept minus that of the initial model."""
     record = read_record(run)
     before, after = (record.score(step, "test") for step in (0, record.final_step or 0))
     assert before is not None and after is not None
@@ -55,7 +55,7 @@ def gain(run: Run) -> float:
 
 
 def measure(folder: Path, seed: int) -> dict[str, float]:
-    """The gains of one seed."""
+    """Return the gains of a seed."""
     source = train(folder, "grpo", seed, "recipe=twentyq", "algo=grpo", "data.keep_episodes=true")
     won = folder / f"won-s{seed}.jsonl"
     write_successes(source, won)
@@ -69,7 +69,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print each seed, write."""
+    """Measure, print the gains of each seed, and write the means."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "warm_start")
     folder = parser.parse_args().folder.resolve()
