@@ -1,13 +1,13 @@
-"""What the critics of the embedded models see, before any algorithm has trained them.
+"""Measure the critics of the embedded models before training: `python bench/critics.py --env
+arithmetic`, once for each environment.
 
-Run as `python bench/critics.py --env arithmetic` (each world once); writes the figures of that
-world into docs/results/critics.json. With `--drift RUN`, a run of NLAC's default, it measures how
-far likelihood on own unfiltered play moves the base in as many steps as the policy took there; with
-`--values RUN…`, finished runs of Self-AC, what their V is worth; with `--search RUN`, one of these,
-what a tree search by that V wins.
-Actions are drawn as the policy samples them, in states of its own play of test tasks, which nothing
-was tuned on; each is forecast as NLAC does and played out `--probes` times by the policy. What each
-figure means, docs/results.md says.
+The figures go to docs/results/critics.json; docs/results.md explains them. States come from the
+policy's own play of test tasks, which no tuning used. In each state the policy samples actions.
+NLAC forecasts each action, and the policy plays each action to the end `--probes` times.
+
+`--drift RUN` takes a run of NLAC and measures how much SFT on the policy's own unfiltered episodes
+changes success, in as many steps as the policy took in the run. `--values RUN...` measures V of
+finished runs of Self-AC, and `--search RUN` the gain of a tree search with this V.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EPISODES = {"arithmetic": 4, "twentyq": 20, "tau_mini": 25, "wiki": 10}  # of ea
 
 
 def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[str, float]:
-    """The figures of a base, by name."""
+    """Return the figures of an initial model by name."""
     settings = [f"env={env}", "algo=nlac", "model=tiny", "hardware.threads=1", *overrides]
     parts = build_parts(check(compose(settings)), None, learns=False)
     played = play_split(parts, "test", EPISODES[env], 1.0)
@@ -69,7 +69,7 @@ def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[st
 
 
 def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str, float]:
-    """What forecasts, verdicts and training targets know of the actions of one state."""
+    """Return how well forecasts, verdicts and training targets rank the actions of a state."""
     algo = nlac_of(parts)
     algo.roles.begin_stream("bench", "actions")
     monitor = replace(
@@ -93,7 +93,7 @@ def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str,
 
 
 def ceiling(algo: NLAC, groups: list[Candidates], probes: int) -> float:
-    """The AUC that other probes reach in the forecasts' place."""
+    """Return the AUC of other probes in place of the forecasts."""
     algo.roles.begin_stream("bench", "ceiling")
     rows = [(a.turn, a.action_ids) for group in groups for a in group.drawn]
     again = iter(probe(algo.roles, rows, probes))
@@ -109,8 +109,8 @@ def ceiling(algo: NLAC, groups: list[Candidates], probes: int) -> float:
 
 
 def verdict_edge(groups: list[Candidates], probes: int) -> float:
-    """The share of No among first draws that are worse than the other draws of their state by two
-    standard errors, less the share among those that are better by as much."""
+    """Return the rejection rate of first samples that are two standard errors worse than the
+    other samples of their state, minus that of samples that are as much better."""
     judged = [(gap(g, g.first, probes), g.first.is_optimal is False) for g in groups]
     worse = [flagged for edge, flagged in judged if edge < 0]
     better = [flagged for edge, flagged in judged if edge > 0]
@@ -118,7 +118,7 @@ def verdict_edge(groups: list[Candidates], probes: int) -> float:
 
 
 def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:
-    """The Brier score of forecasts of what was played over that of the best constant."""
+    """Return the Brier score of the forecasts divided by that of the best constant."""
     algo = nlac_of(parts)
     algo.roles.begin_stream("bench", "brier")
     won = [float(turn.episode.success) for turn in turns]
@@ -127,8 +127,9 @@ def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:
 
 
 def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]:
-    """Success after SFT on own unfiltered play, less before: as many steps of as many trained
-    tokens as the policy took in `run`, at its rate, on about as much play an update."""
+    """Return success after SFT on the policy's own unfiltered episodes minus success before.
+    Steps, trained tokens and learning rate are those of the policy in `run`, and the episodes
+    per update are about as many."""
     rows = [row for row in run.metrics() if row.get("policy/steps")]
     steps = sum(row["policy/steps"] for row in rows)
     tokens = sum(row["policy/trained_tokens"] for row in rows)
@@ -147,7 +148,7 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
 
 
 def value_figures(runs: list[Run]) -> dict[str, float]:
-    """What V of finished runs of Self-AC is worth: the mean of their last evaluations."""
+    """Return the mean critic metrics of the last evaluations of runs of Self-AC."""
     last = [[row for row in run.metrics() if "critic/auc_same_turn" in row][-1] for run in runs]
     return {
         "self_ac_auc": fmean(row["critic/auc_same_turn"] for row in last),
@@ -156,7 +157,8 @@ def value_figures(runs: list[Run]) -> dict[str, float]:
 
 
 def search_figures(run: Run) -> dict[str, float]:
-    """What a run of Self-AC wins by tree search above best-of-n at as many tokens."""
+    """Return the gain of tree search over best-of-n with as many tokens, for a run of
+    Self-AC."""
     found = evaluate_command(str(run.folder), ["search=tot", "eval.splits=[test]"])
     seed = load(run.config_file, []).seed
     stored = {
@@ -170,27 +172,27 @@ def search_figures(run: Run) -> dict[str, float]:
 
 
 def success(parts: Parts) -> float:
-    """The share of some thousand test episodes that are won."""
+    """Return the success of some thousand test episodes."""
     tasks = len(parts.make_env().tasks("test"))
     episodes = play_split(parts, "test", math.ceil(DRIFT_EPISODES / tasks), 1.0)
     return fmean(episode.success for episode in episodes)
 
 
 def nlac_of(parts: Parts) -> NLAC:
-    """The algorithm as NLAC."""
+    """Return the algorithm as NLAC."""
     assert isinstance(parts.algo, NLAC)
     return parts.algo
 
 
 def store(figures: dict[str, float]) -> None:
-    """Set these figures in docs/results/critics.json, beside what it holds."""
+    """Add figures to docs/results/critics.json."""
     stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     rounded = {name: round(value, 4) for name, value in figures.items()}
     RESULT.write_text(json.dumps(dict(sorted((stored | rounded).items())), indent=1) + "\n")
 
 
 def main() -> None:
-    """Measure one world and add its figures to the file."""
+    """Measure an environment and store its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", required=True, choices=EPISODES)
     parser.add_argument("--states", type=int, default=300)

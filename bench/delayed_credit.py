@@ -1,10 +1,10 @@
-"""Episodes that GRPO and Self-AC need where an early turn decides and later ones distract.
+"""Count the episodes that GRPO and Self-AC need if an early turn decides and later turns distract:
+writes docs/results/delayed_credit.json.
 
-Run as `python bench/delayed_credit.py`; writes docs/results/delayed_credit.json. Both train
-the same random model of two layers in the walk of tests/fork.py, `EPISODES` an update, one token an
-action, until `THRESHOLD` of the episodes of two updates together succeed. Each algorithm first
-plays its `TRIALS`, as many for both, on a seed of their own; the one that needs the fewest episodes
-is measured on `SEEDS`.
+Run as `python bench/delayed_credit.py`. Both train the same random model of two layers in the walk
+of tests/fork.py, with `EPISODES` per update and one token per action, until the mean success of two
+updates reaches `THRESHOLD`. Each algorithm has the same number of `TRIALS`, on a separate seed. The
+trial that needs the fewest episodes is repeated on `SEEDS`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRIALS: dict[str, list[dict[str, Any]]] = {
 
 
 def built(name: str, lr: float, **numbers: Any) -> Algorithm:
-    """The algorithm with these numbers."""
+    """Return the algorithm with these settings."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
         advanced = SelfACAdvanced(
@@ -73,7 +73,7 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
 
 
 def learning(algo: Algorithm, folder: Path, seed: int) -> Iterator[float]:
-    """The share of successes in each update's episodes, one update after the other."""
+    """Yield the success of the episodes of each update."""
     models = bound(algo, folder)
     generator = HFGenerator(Weights(models), max_batch=EPISODES, cache_tokens=20_000)
     sampling = replace(SAMPLING, max_tokens=1)
@@ -89,13 +89,13 @@ def learning(algo: Algorithm, folder: Path, seed: int) -> Iterator[float]:
 
 
 def start(seed: int, step: int, i: int, group_size: int) -> EpisodeStart:
-    """Episode i of an update; all are of the one task, in groups of neighbours."""
+    """Return episode i of an update. All have the same task, and neighbours form groups."""
     task = WORLD.tasks("train")[0]
     return EpisodeStart(task, f"{i // group_size}", derive_seed(seed, step, i), f"{step}-{i}")
 
 
 def measured(name: str, numbers: dict[str, Any], folder: Path, seed: int) -> dict[str, Any]:
-    """Trains until the threshold; `episodes` is null where it was not reached."""
+    """Train until the threshold; `episodes` is null if it was not reached."""
     began, shares = time.process_time(), []
     for share in learning(built(name, **numbers), folder, seed):
         shares.append(share)
@@ -110,14 +110,14 @@ def measured(name: str, numbers: dict[str, Any], folder: Path, seed: int) -> dic
 
 
 def best(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The numbers of the trial with the fewest episodes; of those that failed, with the most
-    successes."""
+    """Return the settings of the trial with the fewest episodes, or with the most successes if
+    none reached the threshold."""
     found = min(trials, key=lambda row: (row["episodes"] or math.inf, -sum(row["success"])))
     return found["numbers"]
 
 
 def main() -> None:
-    """Tune, measure on the seeds and write the records."""
+    """Tune, measure with each seed, and write the records."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {"trials": [], "runs": []}

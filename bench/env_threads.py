@@ -1,6 +1,7 @@
-"""Seconds of wall clock that a world of 50 ms a step takes, by `rollout.env_workers`.
+"""Measure the seconds of an environment of 50 ms per step, for several values of
+`rollout.env_workers`.
 
-Run as `python bench/env_threads.py`; fails unless 8 workers take less than half the time of
+Run as `python bench/env_threads.py`, which fails unless 8 workers take less than half the time of
 one.
 """
 
@@ -19,7 +20,7 @@ SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
 
 
 class Slow(EchoEnv):
-    """A world that waits, as for a simulated user."""
+    """An environment that waits, as for a simulated user."""
 
     def step(self, action: str) -> Step:
         time.sleep(STEP_SECONDS)
@@ -27,7 +28,7 @@ class Slow(EchoEnv):
 
 
 def seconds(workers: int) -> float:
-    """Of wall clock, for episodes of three turns."""
+    """Return the seconds of episodes of three turns."""
     task = EchoEnv().tasks("train")[0]
     starts = [EpisodeStart(task, "g", i, f"e{i}") for i in range(EPISODES)]
     speaker = script(lambda prompt: "Hello.")

@@ -1,8 +1,8 @@
-"""CPU seconds of one `generate` call of 128 prompts and 8 tokens on a model of 0.6M parameters.
+"""Measure the CPU seconds of one `generate` call of 128 prompts and 8 tokens, on a model of 0.6M
+parameters: `python bench/generator.py`.
 
-Run as `python bench/generator.py`; `next` is a turn that extends the last by 12 tokens,
-`roles` are 3 suffixes of 12 tokens behind each of its states, with and without what earlier calls
-kept; `samples` are 8 behind each state.
+`next` extends each prompt by a turn of 12 tokens. `roles` adds 3 suffixes of 12 tokens to each
+state, with and without the cache of earlier calls. `samples` draws 8 replies for each state.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ ROWS, SAMPLING = 128, Sampling(max_tokens=8, temperature=1.0, stop_ids=())
 
 
 class Weights:
-    """One random model."""
+    """A random model."""
 
     device = torch.device("cpu")
 
@@ -41,7 +41,8 @@ def timed(engine: HFGenerator, prompts: list[list[int]], samples: int = 1):
 
 
 def bench(engine: HFGenerator, length: int) -> dict[str, float]:
-    """Seconds by kind of call for prompts of this many tokens, 60 of them common to all."""
+    """Return the seconds of each kind of call for prompts of this many tokens, of which 60 are
+    shared."""
     rng = random.Random(0)
     head = rng.choices(range(3, 250), k=60)
     prompts = [head + rng.choices(range(3, 250), k=length - 60) for _ in range(ROWS)]

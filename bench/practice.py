@@ -1,8 +1,9 @@
-"""CPU seconds of practice: all fragments in one call with shared prefixes, against one at a time.
+"""Measure the CPU seconds of actions at expert states: one call with shared prefixes against one
+call per state. Writes docs/results/practice.json.
 
-Run as `python bench/practice.py`; writes docs/results/practice.json (`--quick` prints only).
-The embedded model acts once in every state of expert episodes of Twenty Questions. `alone` reads
-each state anew; `alone, kept` keeps what earlier calls have read; medians of several rounds.
+Run as `python bench/practice.py`; `--quick` only prints. The embedded model acts once in each state
+of expert episodes of Twenty Questions. `alone` reads each state without a cache, and `alone, kept`
+keeps the caches of earlier calls. Figures are medians of several rounds.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ RESULT = Path(__file__).parent.parent / "docs" / "results" / "practice.json"
 
 @dataclass
 class Bench:
-    """Every state of some expert episodes, and what acts there."""
+    """The states of some expert episodes, and the model that acts in them."""
 
     generator: HFGenerator
     states: list[list[int]]
     sampling: Sampling
 
     def together(self) -> list[Completion]:
-        """One call."""
+        """Act in one call."""
         self.generator.clear()
         seeds = list(range(len(self.states)))
         return [row[0] for row in self.generator.generate(self.states, seeds, self.sampling)]
 
     def alone(self, keep: bool) -> list[Completion]:
-        """One call a state; what was read before is forgotten unless it is kept."""
+        """Act in one call per state; caches of earlier calls are dropped unless `keep` is
+        given."""
         found = []
         self.generator.clear()
         for seed, state in enumerate(self.states):
@@ -56,7 +58,7 @@ class Bench:
 
 
 def prepare(episodes: int) -> Bench:
-    """The embedded model and the states of so many expert episodes."""
+    """Return the embedded model and the states of this many expert episodes."""
     cfg = check(compose(["env=twentyq", "algo=sft", "hardware.threads=1"]))
     specs = {"policy": ModelSpec(kind="frozen", generates=True)}
     models = ModelSet(as_dataclass(cfg.model, ModelConfig), specs, "cpu", cfg.seed)
@@ -72,7 +74,7 @@ def prepare(episodes: int) -> Bench:
 
 
 def seconds(work: Callable[[], list[Completion]], rounds: int) -> float:
-    """The median CPU seconds of some rounds."""
+    """Return the median CPU seconds of some rounds."""
     taken = []
     for _ in range(rounds):
         began = time.process_time()
@@ -82,7 +84,7 @@ def seconds(work: Callable[[], list[Completion]], rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure, compare what was said, print, and write."""
+    """Measure, compare the actions, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few episodes; write nothing")
     quick = parser.parse_args().quick

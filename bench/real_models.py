@@ -1,13 +1,13 @@
-"""How many answers of roles and questions of real models are read right.
+"""Count how many role answers and questions of real models are parsed correctly: `python
+bench/real_models.py`, which writes docs/results/real_models.json.
 
-Run as `python bench/real_models.py`; writes docs/results/real_models.json. The answers are
-our own, half of them written before their author had read the parser; the questions are of
-published transcripts. A question counts as read where it is answered as what it asks, or said to be
-none that the table can answer where it is none.
+The answers are our own; half of them were written before their author had read the parser. The
+questions come from published transcripts. A question is parsed correctly if the reply answers it,
+or if the reply says that the table has no answer and this is true.
 
 `python bench/real_models.py --play twentyq wiki` measures these environments instead: the share of
-actions in the right form of SmolLM2 without training, with each instructions and temperature. It
-plays 24 val tasks of 5 turns each, or 100 problems.
+actions of SmolLM2 that have the right form, without training, with both kinds of instructions and
+at each temperature. It plays 24 val tasks of 5 turns each, or 100 problems.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNREAD = "unread"
 
 
 def label(found: Question | Guess | Unanswerable | None) -> str | None:
-    """What a question was read as, in the manner of the table of questions."""
+    """Return how a question was parsed, in the notation of the table of questions."""
     if isinstance(found, Question):
         return f"-{found.attribute}" if found.negated else found.attribute
     if isinstance(found, Guess):
@@ -53,7 +53,7 @@ def label(found: Question | Guess | Unanswerable | None) -> str | None:
 
 
 def answer_figures() -> dict[str, int]:
-    """Of the answers of roles: how many there are, and how many are read right."""
+    """Return the number of role answers, and how many are parsed correctly."""
     rows = json.loads(ANSWERS.read_text(encoding="utf-8"))
     readers = {"forecast": lenient_outcome, "critique": lenient_verdict}
     right = sum(readers[row["role"]](row["text"]) is WORDS[row["read"]] for row in rows)
@@ -61,8 +61,8 @@ def answer_figures() -> dict[str, int]:
 
 
 def question_figures() -> dict[str, int]:
-    """Of the questions: how many there are, are read right, are answered by the table, and get an
-    answer that is not theirs, so that a No may be false."""
+    """Return the number of questions, how many are parsed correctly, how many the table
+    answers, and how many get the answer to another question, so that a No may be false."""
     rows = json.loads(QUESTIONS.read_text(encoding="utf-8"))
     world = load_world("full")
     pairs = [(label(read_freely(row["text"], world)), row["read"]) for row in rows]
@@ -117,7 +117,7 @@ def write(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Count, keep what else the file holds, write, print."""
+    """Measure, print, and add the figures to the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--play", nargs="*", default=[], metavar="ENV")
     parser.add_argument("--instructions", nargs="*", default=["full", "short"])

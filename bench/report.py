@@ -29,7 +29,7 @@ TEXT = "Is it something that people keep in a house or a garden? " * 3
 
 
 def measured(folder: Path, *arguments: str) -> dict[str, float]:
-    """Wall and CPU seconds and the peak memory of one command."""
+    """Return the wall-clock and CPU seconds and the peak memory of a command."""
     command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
@@ -46,7 +46,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, float]:
 
 
 def make_runs(folder: Path) -> None:
-    """Eight configurations of five seeds, 40 tasks of ten games each."""
+    """Write eight configurations of five seeds, with 40 tasks of ten games each."""
     for number in range(RUNS):
         group, seed = divmod(number, SEEDS)
         wins = {f"task{t:02d}": [int((t + n + seed) % 8 < group) for n in GAMES] for t in TASKS}
@@ -58,7 +58,8 @@ def make_runs(folder: Path) -> None:
 
 
 def make_large(folder: Path) -> None:
-    """A run whose last evaluation has 200 MB of episodes; `wanted` names one near its end."""
+    """Write a run whose last evaluation has 200 MB of episodes; `wanted` is one near its
+    end."""
     run = write_run(folder / "large")
     sample = episodes({"x": [1] * 10}, TEXT * 40)
     size = len(json.dumps(sample[0].to_json()))
@@ -69,7 +70,7 @@ def make_large(folder: Path) -> None:
 
 
 def main() -> None:
-    """Make, measure, write."""
+    """Make the runs, measure, and write the result."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,18 +1,19 @@
-"""What Self-AC costs: its update against GRPO's, and against a critic pass for every state.
+"""Measure the cost of an update of Self-AC against GRPO's, and against a separate critic pass for
+each state: writes docs/results/self_ac_cost.json.
 
-Run as `python bench/self_ac_cost.py`; writes docs/results/self_ac_cost.json. Everything takes
-the same random episodes of 20 turns and 2,000 tokens, and an update is what a step trains after
-play: log-probs (and values) anew, forward, backward, AdamW. The model has two random layers of
-the size of Qwen2.5-0.5B's. Attention grows with the square of an episode, matrix products with the
-square of the width, so a narrow body (the embedded one has 128 channels) would mostly time
-attention. The small vocabulary does Self-AC no favour: only actions are read through it, which are
-the same for all.
+Run as `python bench/self_ac_cost.py`. All methods train on the same random episodes of 20 turns and
+2,000 tokens: log-probs and values, forward, backward and AdamW. The model has two random layers of
+the size of Qwen2.5-0.5B. A narrow model, such as the embedded one with 128 channels, would mostly
+measure attention. The vocabulary is small, but only actions need logits, and they are the same for
+all methods.
 
-Seconds are CPU time of this process on one thread, medians over rounds in which all take turns; a
-pass for every state, which takes ten times as long, is measured once behind them. The allocator is
-told what every run tells it (training/build.py); page faults scatter the seconds otherwise.
-Memory is the peak of what torch holds at once beyond what was there before the update (weights and
-AdamW's averages), from its profiler's record of every allocation, one episode in a batch.
+Seconds are CPU seconds of one thread, medians over rounds in which the methods take turns. The
+first round warms up. The separate passes take ten times as long, so they are measured once at the
+end. The allocator has the settings of a run (training/build.py), because page faults make the
+seconds vary.
+
+Memory is the peak that torch allocates beyond the weights and the averages of AdamW, from its
+profiler, with one episode per batch.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ Update = Callable[[list[Episode]], object]
 
 
 def written(folder: Path, layers: int, width: int) -> Path:
-    """A random model and its tokenizer as a folder; at width 896 its layers are Qwen2.5-0.5B's."""
+    """Write a random model with its tokenizer to a folder; with width 896 its layers have the
+    size of Qwen2.5-0.5B."""
     tokenizer = tiny_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=38 * width // 7,
@@ -73,7 +75,7 @@ def written(folder: Path, layers: int, width: int) -> Path:
 
 
 def played(count: int, turns: int) -> list[Episode]:
-    """A group of episodes of random tokens, won and lost in turn."""
+    """Return a group of episodes of random tokens; every other one is won."""
     draw = random.Random(0)
 
     def turn(last: bool, won: bool) -> Turn:
@@ -92,39 +94,42 @@ def played(count: int, turns: int) -> list[Episode]:
 
 
 def nobody(model: str) -> None:
-    """Nothing is generated here that would need new weights."""
+    """Ignore new weights, because nothing is generated here."""
 
 
 def grpo_update(folder: Path, budget: int) -> Update:
-    """GRPO on a model of its own."""
+    """Return an update of GRPO on its own model."""
     algo, models = grpo(folder, optimizer=SLOW)
     learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def self_ac_update(folder: Path, budget: int, prompt: int) -> Update:
-    """Self-AC on a model of its own, with a critic prompt of so many tokens."""
+    """Return an update of Self-AC on its own model, with a critic prompt of this many
+    tokens."""
     algo, models = critic_of(folder, prompt)
     learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def per_turn_update(folder: Path, budget: int, prompt: int) -> Update:
-    """The same model, with a critic pass for each state, which reads all that came before."""
+    """Return an update of the same model with a critic pass for each state, which reads all
+    tokens before it."""
     algo, models = critic_of(folder, prompt)
     learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(per_turn(models, algo.critic_prompt_ids, episodes), 0)
 
 
 def critic_of(folder: Path, prompt: int) -> tuple[SelfAC, ModelSet]:
-    """Self-AC whose critic prompt has so many tokens."""
+    """Return Self-AC with a critic prompt of this many tokens."""
     algo, models = self_ac(folder, critic_prompt="{closing}" * prompt, optimizer=SLOW)
     assert len(algo.critic_prompt_ids) == prompt
     return algo, models
 
 
 def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> Iterator[Phase]:
-    """An actor phase as GRPO's and a critic phase over single states, both scored first."""
+    """Yield an actor phase like GRPO's and a critic phase over single states, after scoring
+    both."""
     reader = models.forward("policy")
     actions = [s for e in episodes for s in episode_samples(e, lambda i, turn: {"advantage": 1.0})]
     for sample, logprobs in zip(actions, token_logprobs(reader, actions), strict=True):
@@ -138,7 +143,8 @@ def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> It
 
 
 def states_of(episode: Episode, prompt: list[int]) -> Iterator[Sample]:
-    """s_k and the critic prompt, k = 0 … n, the value read and trained at the end."""
+    """Yield each state s_k and the critic prompt, k = 0 ... n; the value is read and trained
+    at the end."""
     last = len(episode.turns) - 1
     states = [episode.state_ids(k) for k in range(last + 1)]
     for ids in [*states, states[last] + episode.turns[last].action_ids]:
@@ -148,7 +154,7 @@ def states_of(episode: Episode, prompt: list[int]) -> Iterator[Sample]:
 
 
 def medians(updates: dict[str, Update], episodes: list[Episode], rounds: int) -> dict[str, float]:
-    """CPU seconds of each update; the first round warms up and does not count."""
+    """Return the median CPU seconds of each update. The first round does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in updates}
     for _ in range(rounds + 1):
         for name, update in updates.items():
@@ -159,7 +165,8 @@ def medians(updates: dict[str, Update], episodes: list[Episode], rounds: int) ->
 
 
 def peak(update: Update, episodes: list[Episode]) -> int:
-    """The most bytes that torch held at once during the second update, less those before it."""
+    """Return the peak of bytes that torch held during the second update minus those before
+    it."""
     update(episodes)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         update(episodes)
@@ -171,7 +178,7 @@ def peak(update: Update, episodes: list[Episode]) -> int:
 
 
 def measure(folder: Path, turns: int, count: int, rounds: int, budget: int) -> dict[str, float]:
-    """The figures of the result file, rounded to what repeats."""
+    """Return the figures, rounded to the digits that repeat."""
     episodes, slide = played(count, turns), PROMPTS["slide_prompt"]
     updates = {"grpo": grpo_update(folder, budget)}
     updates |= {name: self_ac_update(folder, budget, size) for name, size in PROMPTS.items()}
@@ -188,7 +195,7 @@ def measure(folder: Path, turns: int, count: int, rounds: int, budget: int) -> d
 
 
 def main() -> None:
-    """Measure, print, and unless it was quick write the result file."""
+    """Measure and print; write the result unless `--quick` is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,8 @@
-"""Measures what running side by side saves: writes docs/results/sweep.json.
+"""Measure the time that parallel runs of a sweep save: writes docs/results/sweep.json.
 
-Four runs of about a minute, by `agentrl sweep` two at a time and in turn; in turn with one thread a
-run, and with as many as a run alone would choose. A quiet machine of two cores, please.
+Run as `python bench/sweep.py` on an idle machine of two cores. `agentrl sweep` trains four runs of
+about a minute: two at a time, and one at a time with one thread and with the default number of
+threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WAYS = {
 
 
 def seconds(folder: str, way: str) -> float:
-    """Wall-clock seconds of one sweep."""
+    """Return the seconds of a sweep."""
     command = [sys.executable, "-m", "agentrl_cli.cli", "sweep", *RUNS, *WAYS[way]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     began = time.perf_counter()
@@ -37,7 +38,7 @@ def seconds(folder: str, way: str) -> float:
 
 
 def main() -> None:
-    """Each way once, then write."""
+    """Measure each way once, and write the result."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     machine = {"cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Measures how exact the tau environment is, and what an episode of it costs:
-`python bench/tau.py [FOLDER]` with a folder of τ-bench's data as JSON (or AGENTRL_DATA set).
+"""Measure how exact the τ-bench environments are, and the cost of an episode: `python bench/tau.py
+[FOLDER]`, with a folder of τ-bench's data as JSON, or AGENTRL_DATA.
 
-Writes docs/results/tau_exactness.json: counts and milliseconds, one flat mapping. The golden files
-were made by running the official code; nothing of the data is written.
+Writes counts and milliseconds to docs/results/tau_exactness.json. The golden files were made by the
+official code. None of their data is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFICIAL = {  # of the loaded databases, from the benchmark itself
 
 
 def run(domain: Domain, actions: list[dict[str, Any]]) -> tuple[Database, list[str]]:
-    """The database and the observations after calls up to a transfer, that included."""
+    """Return the database and the observations after calls, up to and including a transfer."""
     database, seen = Database(domain.tables), []
     for action in actions:
         name, arguments = action["name"], action["kwargs"]
@@ -40,19 +40,18 @@ def run(domain: Domain, actions: list[dict[str, Any]]) -> tuple[Database, list[s
 
 
 def shas(observations: list[str]) -> list[str]:
-    """How the golden files note observations."""
+    """Return the hashes of observations, as golden files store them."""
     return [sha256(text.encode()).hexdigest()[:16] for text in observations]
 
 
 def kept(domain: Domain, task: dict[str, Any]) -> list[dict[str, Any]]:
-    """The ground-truth actions without transfers."""
+    """Return the ground-truth actions without transfers."""
     return [action for action in task["actions"] if action["name"] != domain.terminal_tool]
 
 
 def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[dict[str, bool]]:
-    """For each ground truth and each mutation: which of its recorded facts come out the same. A
-    hash of the database was recorded of ground truths, the number of executed calls of mutations.
-    """
+    """Yield which recorded facts of each ground truth and each mutation are equal. Ground
+    truths have a hash of the database, mutations the number of executed calls."""
     for case in cases:
         task = domain.tasks[split][case["task"]]
         right, seen = run(domain, kept(domain, task))
@@ -75,7 +74,7 @@ def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[
 
 
 def golden_figures(cases: list[dict[str, bool]]) -> dict[str, int]:
-    """How many cases there are, and of how many each fact was recorded and came out the same."""
+    """Return the number of cases, and for each fact in how many it was recorded and equal."""
     figures = {"cases": len(cases)}
     for fact in {fact: None for case in cases for fact in case}:
         recorded = [case[fact] for case in cases if fact in case]
@@ -84,12 +83,12 @@ def golden_figures(cases: list[dict[str, bool]]) -> dict[str, int]:
 
 
 def reward(domain: Domain, task: dict[str, Any], database: Database, said: list[str]) -> float:
-    """The reward of a final state."""
+    """Return the reward of a final state."""
     return float(all(reward_checks(domain, task, database, said).values()))
 
 
 def last_write(domain: Domain, task: dict[str, Any]) -> int | None:
-    """The position of the last ground-truth action that changes the database."""
+    """Return the position of the last ground-truth action that changes the database."""
     database, found = Database(domain.tables), None
     for i, action in enumerate(kept(domain, task)):
         before = database.touched()
@@ -99,7 +98,8 @@ def last_write(domain: Domain, task: dict[str, Any]) -> int | None:
 
 
 def replays(domain: Domain) -> Counter[str]:
-    """Counts over all tasks of a domain: ground truth, without its last write, and idleness."""
+    """Return counts over all tasks of a domain: with the ground truth, without its last write,
+    and without actions."""
     found: Counter[str] = Counter()
     for split in SPLITS:
         for task in domain.tasks[split]:
@@ -119,7 +119,8 @@ def replays(domain: Domain) -> Counter[str]:
 
 
 def expert_figures(env: TauBench) -> dict[str, float]:
-    """How often the expert wins with the scripted user, and the environment's time an episode."""
+    """Return how often the expert wins with the scripted user, and the environment time of an
+    episode."""
     seconds, wins, confirmed, turns = [], 0, 0, 0
     tasks = [task for split in ("train", "test") for task in env.tasks(split)]
     for task in tasks:
@@ -146,7 +147,7 @@ def expert_figures(env: TauBench) -> dict[str, float]:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Every figure, by name."""
+    """Return all figures by name."""
     figures: dict[str, float] = {}
     for name, official in OFFICIAL.items():
         domain = load_domain(name, str(folder))

@@ -1,8 +1,8 @@
-"""What the wiki costs: an expert's episode, and a folder of many pages of a user's own.
+"""Measure the cost of the wiki: an expert episode, and a folder with many pages.
 
-Run as `python bench/wiki.py`; it prints the figures as one JSON object, and `--record` writes
-them to docs/results/wiki_cost.json. Times are processor time of the one process, so that other work
-on the machine counts little; the pages, of 300 words each, are written to a temporary folder.
+Run as `python bench/wiki.py`, which prints a JSON object. `--record` writes it to
+docs/results/wiki_cost.json. Times are CPU seconds of one process. The pages have 300 words each and
+are in a temporary folder.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Value = TypeVar("Value")
 
 
 def seconds(action: Callable[[], Value]) -> tuple[float, Value]:
-    """The processor time that an action took, and what it returned."""
+    """Return the CPU seconds of a call and its result."""
     begin = process_time()
     value = action()
     return process_time() - begin, value
 
 
 def expert_milliseconds(env: Wiki) -> float:
-    """Milliseconds of environment time of an expert's episode: the mean over all tasks, the best of
-    some passes."""
+    """Return the milliseconds of environment time of an expert episode: the mean over all
+    tasks, the best of several passes."""
     tasks = env.tasks("train") + env.tasks("test")
     return 1000 * min(fmean(episode_seconds(env, task) for task in tasks) for _ in range(REPEATS))
 
 
 def episode_seconds(env: Wiki, task: object) -> float:
-    """Seconds in `reset` and `step` of one episode."""
+    """Return the seconds in `reset` and `step` of an episode."""
     env = copy.copy(env)
     spent = seconds(lambda: env.reset(task, 0))[0]  # pyright: ignore[reportArgumentType]
     for action in env.expert(task):  # pyright: ignore[reportArgumentType]
@@ -56,7 +56,7 @@ def episode_seconds(env: Wiki, task: object) -> float:
 
 
 def write_pages(folder: Path, count: int, rng: random.Random) -> None:
-    """Pages of random words with links, as common and as rare as words are."""
+    """Write pages of random words with links, at the frequencies of words in English."""
     words = [f"{rng.choice('bdfgklmnprst')}{i:x}" for i in range(VOCABULARY)]
     common = [1 / (rank + 1) for rank in range(VOCABULARY)]
     for i in range(count):
@@ -67,7 +67,8 @@ def write_pages(folder: Path, count: int, rng: random.Random) -> None:
 
 
 def folder_figures(count: int) -> dict[str, float]:
-    """Seconds until so many pages can be searched, and milliseconds of a search."""
+    """Return the seconds until this many pages can be searched, and the milliseconds of a
+    search."""
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         write_pages(Path(name), count, rng)
@@ -85,7 +86,7 @@ def folder_figures(count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and record where that is asked for."""
+    """Measure and print; write the result if `--record` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="Write the figures to docs/results.")
     parser.add_argument("--pages", type=int, default=10_000)
