@@ -1,4 +1,4 @@
-"""What one CUDA GPU does with the shapes of real models: writes docs/results/gpu.json.
+"""Measure one CUDA GPU with the shapes of real models: writes docs/results/gpu.json.
 
 Run as `python bench/gpu.py`. It needs a Python and torch that the package supports, and downloads
 nothing, because weights are random. Each case is built like a run with `hardware=gpu` and takes a
@@ -68,7 +68,8 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A public shape, trained whole or through LoRA on `episodes` of `context` tokens."""
+    """The shape of a public model, which is trained as a whole or with LoRA on `episodes` of
+    `context` tokens."""
 
     name: str
     shape: dict[str, Any]
@@ -87,7 +88,8 @@ TRIED = (Case("toy_lora", TOY, lora=True, context=1024, episodes=4, device="cpu"
 
 
 def measure(case: Case, folder: Path) -> Figures:
-    """All figures of a case; those of the methods where it is small enough to hold them all."""
+    """Return the figures of a case. Those of the methods are measured if the case is small
+    enough."""
     write_model(folder, case)
     found = training_figures(case, folder)
     if case.lora and case.shape["hidden_size"] <= 1024:
@@ -96,7 +98,8 @@ def measure(case: Case, folder: Path) -> Figures:
 
 
 def write_model(folder: Path, case: Case) -> None:
-    """Random weights, made on the device, and a tokenizer with fewer ids than they have rows."""
+    """Write a model with random weights, made on the device, and a tokenizer with fewer ids
+    than the model has embeddings."""
     (folder / "config.json").write_text(json.dumps(case.shape))
     with torch.device(case.device):
         model = AutoModelForCausalLM.from_config(
@@ -107,7 +110,7 @@ def write_model(folder: Path, case: Case) -> None:
 
 
 def training_figures(case: Case, folder: Path) -> Figures:
-    """Sampling, GRPO's update and memory."""
+    """Return the figures of sampling, GRPO's update and memory."""
     cfg, parts = assembled(case, folder, "algo=grpo")
     seconds, sampled = sampling(parts)
     episodes = played(case.episodes, case.context // (SEEN + ACTED))
@@ -127,7 +130,8 @@ def training_figures(case: Case, folder: Path) -> Figures:
 
 
 def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
-    """Self-AC's update over GRPO's by layout, and NLAC's seconds by phase."""
+    """Return Self-AC's update divided by GRPO's for each layout, and NLAC's seconds by
+    phase."""
     episodes = played(case.episodes, case.context // (SEEN + ACTED))
     found: Figures = {}
     for layout in ("visible_first", "flex") if case.device == "cuda" else ("visible_first",):
@@ -145,7 +149,7 @@ def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
 
 
 def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Parts]:
-    """The parts of a run of this case, after what went before has left the device."""
+    """Return the parts of a run of this case, after freeing the memory of the previous one."""
     gc.collect()
     if case.device == "cuda":
         torch.cuda.empty_cache()
@@ -159,8 +163,8 @@ def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Pa
 
 
 def sampling(parts: Parts) -> tuple[float, int]:
-    """Seconds to sample 128 tokens behind each of 256 prompts of as many (on a CPU of 8), and how
-    many that makes."""
+    """Return the seconds to sample 128 tokens for each of 256 prompts of 128 tokens (on a CPU 8
+    prompts of 8), and the number of tokens."""
     draw, rows = random.Random(0), 256 if parts.models.device.type == "cuda" else 8
     prompts = [[draw.randrange(3, 250) for _ in range(256)] for _ in range(rows)]
     how = Sampling(max_tokens=128, temperature=1.0, stop_ids=())
@@ -173,13 +177,14 @@ def sampling(parts: Parts) -> tuple[float, int]:
 
 
 def updating(parts: Parts, episodes: list[Episode]) -> float:
-    """Seconds of an update on these episodes."""
+    """Return the seconds of an update on these episodes."""
     buffer = ReplayBuffer(None, 1)
     return median_seconds(lambda: parts.learner.run(parts.algo.update(episodes, buffer), 0))
 
 
 def median_seconds(call: Callable[[], object]) -> float:
-    """Of ROUNDS calls behind one that warms up, until the device is done."""
+    """Return the median seconds of ROUNDS calls after a first one, with the device
+    synchronised."""
     seconds: list[float] = []
     for _ in range(ROUNDS + 1):
         began = time.perf_counter()
@@ -199,7 +204,8 @@ def predicted_bytes(cfg: DictConfig, parts: Parts) -> int:
 
 
 def utilisation(cfg: DictConfig, tokens_per_second: float) -> Figures:
-    """Model operations of an update over the device's peak; nothing where that is not known."""
+    """Return the model operations of an update divided by the device's peak; nothing if the
+    peak is unknown."""
     name, shapes = torch.cuda.get_device_name(), read_shapes(cfg)
     known = [peak for part, peak in PEAK_FLOPS.items() if part in name]
     operations = 6 * shapes.parameters
@@ -208,7 +214,7 @@ def utilisation(cfg: DictConfig, tokens_per_second: float) -> Figures:
 
 
 def main() -> None:
-    """Measure every case, print, and unless it was a try write the file."""
+    """Measure every case and print; write the result unless `--try` is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,13 +1,14 @@
-"""How far the grader of env=math can be trusted, and what it costs.
+"""Measure the errors and the cost of the grader of env=math: `python bench/grader.py`, which writes
+docs/results/math_grader.json.
 
-Run as `python bench/grader.py`; writes docs/results/math_grader.json. Needs the extra `math`
-and the 500 answers of MATH-500 (in the folder that AGENTRL_DATA names): each must
-equal itself and differ from another row's answer, drawn with seed 0 among rows with another string.
-Hard pairs and hostile answers are our own, and reported ones are faults that users of graders
-reported (tests/builders/math_answers.py). Random pairs are values in different notations and the
-same values slightly changed (tests/builders/exact_answers.py); every second one is a formula in a
-reply. Seconds are of the clock, and of
-the processor for all that the grading processes did, their loading and the other pairs included.
+Needs the extra `math` and the 500 answers of MATH-500 in the folder AGENTRL_DATA. Each answer must
+equal itself and differ from the answer of another row, drawn with seed 0 among rows with another
+text. Hard pairs and hostile answers are our own. Reported pairs are faults that users of graders
+reported (tests/builders/math_answers.py). Random pairs are values in two notations, or slightly
+different values (tests/builders/exact_answers.py); every second one is a formula in a reply.
+
+Seconds are wall-clock seconds, and CPU seconds of the grading processes, including their start and
+the other pairs.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ RANDOM = 20_000
 
 
 def timed(answer: str, gold: str) -> tuple[Grade, float]:
-    """The grade and its milliseconds."""
+    """Return the grade and its milliseconds."""
     began = time.perf_counter()
     found = grade(answer, gold)
     return found, 1000 * (time.perf_counter() - began)
 
 
 def answers() -> list[str]:
-    """The 500 right answers."""
+    """Return the 500 correct answers."""
     lines = (DATA / "math" / "MATH-500_answers_only.jsonl").read_text().splitlines()
     return [json.loads(line)["answer"] for line in lines]
 
 
 def wrong_pairs(golds: list[str]) -> list[tuple[str, str]]:
-    """Every answer against another row's."""
+    """Return every answer with that of another row."""
     draw = random.Random(0)
     return [(draw.choice([one for one in golds if one != gold]), gold) for gold in golds]
 
 
 def random_figures(count: int) -> dict[str, float]:
-    """Verdicts on random pairs. A wrong answer that is called right is printed."""
+    """Return the verdicts on random pairs. Prints wrong answers that are graded right."""
     found: Counter[tuple[bool, str]] = Counter()
     for number, row in enumerate(pairs(count, seed=0)):
         if number % 2:
@@ -79,7 +80,8 @@ def random_figures(count: int) -> dict[str, float]:
 
 
 def hostile_figures() -> dict[str, float]:
-    """A thousand hostile answers from two threads, and whether the pool still works after them."""
+    """Return the verdicts on a thousand hostile answers from two threads, and whether the pool
+    works afterwards."""
     texts, lost = hostile(HOSTILE), pool_of(os.getpid()).lost
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as threads:
@@ -102,7 +104,7 @@ def hostile_figures() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, and write the result."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     grade("x+1", "1+x")  # the workers load
     golds = answers()

@@ -51,7 +51,7 @@ LENGTH, ROWS = 512, 2
 
 
 def compare(way: str, width: int) -> tuple[float, float]:
-    """MiB measured and predicted of one way to train at one width."""
+    """Return the MiB measured and predicted for a way to train at a width."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), width)
         cfg = settings(folder, *WAYS[way])
@@ -63,7 +63,7 @@ def compare(way: str, width: int) -> tuple[float, float]:
 
 
 def write(folder: Path, width: int) -> None:
-    """A random model as a folder, its layers shaped like Qwen2.5-0.5B's but for the MLP."""
+    """Write a random model to a folder, with layers like Qwen2.5-0.5B's except for the MLP."""
     tokenizer = tiny_tokenizer()
     config = Qwen2Config(
         vocab_size=8192, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
@@ -75,7 +75,7 @@ def write(folder: Path, width: int) -> None:
 
 
 def settings(folder: str, *overrides: str) -> DictConfig:
-    """SFT of that model, which another program would play."""
+    """Return the settings of SFT with that model."""
     sizes = [f"hardware.microbatch_tokens={ROWS * LENGTH}", f"rollout.max_seq_len={LENGTH}"]
     model = ["model=hf", f"model.path={folder}", *overrides]
     groups = folders(Path(folder) / "conf")
@@ -83,7 +83,7 @@ def settings(folder: str, *overrides: str) -> DictConfig:
 
 
 def measured(cfg: DictConfig, algo: Algorithm, models: ModelSet) -> int:
-    """Bytes of the weights, and the most that two updates held besides."""
+    """Return the bytes of the weights, and the peak of further bytes during two updates."""
     draw = random.Random(0)
     mask = [0] + [1] * (LENGTH - 1)
     samples = [Sample([draw.randrange(3, 250) for _ in mask], mask, {}) for _ in range(2 * ROWS)]
@@ -103,7 +103,7 @@ def measured(cfg: DictConfig, algo: Algorithm, models: ModelSet) -> int:
 
 
 def main() -> None:
-    """Measure, print, and write the result file."""
+    """Measure, print, and write the result."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()

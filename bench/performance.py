@@ -1,9 +1,9 @@
-"""Measure the speed of agentrl, alone and beside other libraries: writes
+"""Measure the speed of agentrl, and compare it with other libraries: writes
 docs/results/performance.json.
 
 Run as `python bench/performance.py --peers FOLDER`. docs/performance.md explains each figure.
 FOLDER has a virtual environment for each other library, which is made if it is missing. Without
-FOLDER their figures are left out.
+`--peers` the comparisons are left out.
 
 - `--only NAME` measures one figure and keeps the others of the file.
 - `--compare` writes nothing and exits with 1 if a figure is worse than the stored one by more than
@@ -11,7 +11,7 @@ FOLDER their figures are left out.
 - `--quick` runs everything at toy sizes and only prints.
 
 All seconds are CPU seconds of one thread. The two sides of a ratio alternate, the first turn of
-each warms up, and medians are compared. So other load on the machine matters little.
+each warms up, and medians are compared, so other load on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Bench:
         self.work.write_text(json.dumps(self.ours.work(self.episodes)))
 
     def peer(self, name: str) -> Peer:
-        """A peer at work. PeerError where there is none to be had."""
+        """Return the running side of another library. Raises PeerError if it cannot be
+        had."""
         if self.peers is None:
             raise PeerError(f"{name} is left out; give --peers FOLDER")
         if name not in self.running:
@@ -75,22 +76,24 @@ class Bench:
         return self.running[name]
 
     def versions(self) -> dict[str, str]:
-        """Which versions of the peers were measured."""
+        """Return the measured versions of the other libraries."""
         alive = {name: peer for name, peer in self.running.items() if peer.is_alive}
         return {name: peer.ask("versions")[name] for name, peer in alive.items()}
 
     def close(self) -> None:
-        """End the peers."""
+        """End the other libraries."""
         for peer in self.running.values():
             peer.close()
 
     def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
-        """Medians of the sides, which take turns; their first turn does not count."""
+        """Return the medians of the sides, which alternate; the first turn of each does not
+        count."""
         rows = [[side() for side in sides] for _ in range(times * self.sizes.repeats + 1)]
         return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 
     def cost_ratio(self, theirs: Ask, ours: Ask, same: str) -> float:
-        """Their seconds over ours; both must have done the same amount of what `same` names."""
+        """Return their seconds divided by ours. Both must have done the same amount of
+        `same`."""
         done: dict[str, Answer] = {}
 
         def seconds(side: str, ask: Ask) -> float:
@@ -104,21 +107,22 @@ class Bench:
 
 
 def rollout_vs_trl(bench: Bench, turns: int) -> float:
-    """TRL's generation over ours."""
+    """Return TRL's generation divided by ours."""
     peer = bench.peer("trl")
     theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(bench.ours.rollout, turns)
     return bench.cost_ratio(theirs, ours, "tokens")
 
 
 def rollout_vs_agilerl(bench: Bench, turns: int) -> float:
-    """AgileRL's generation over ours, both with the same adapters."""
+    """Return AgileRL's generation divided by ours, both with the same adapters."""
     peer, adapted = bench.peer("agilerl"), Ours(bench.model, bench.sizes, LORA)
     theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(adapted.rollout, turns)
     return bench.cost_ratio(theirs, ours, "tokens")
 
 
 def grpo_update_vs_trl(bench: Bench) -> float:
-    """TRL's update over ours, on the same episodes in as many optimizer steps."""
+    """Return TRL's update divided by ours, on the same episodes and with as many optimizer
+    steps."""
     peer = bench.peer("trl")
     steps = len(bench.episodes) // bench.sizes.group
     ours = Updates(bench.model, bench.episodes, steps, bench.sizes)
@@ -126,7 +130,7 @@ def grpo_update_vs_trl(bench: Bench) -> float:
 
 
 def episodes_vs_verifiers(bench: Bench, turns: int) -> float:
-    """Verifiers' episodes over ours, in which a server answers at once."""
+    """Return verifiers' episodes divided by ours, with a server that answers at once."""
     peer, command = bench.peer("verifiers"), [sys.executable, str(SIDES / "endpoint.py")]
     size: Answer = {"episodes": 4 if bench.quick else 64, "turns": turns, "live": 16}
     with closing(launch("endpoint", command, bench.folder)) as server:
@@ -140,7 +144,8 @@ def episodes_vs_verifiers(bench: Bench, turns: int) -> float:
 
 
 def generation_vs_transformers(bench: Bench) -> float:
-    """`transformers.generate` over ours: 64 different prompts of 100 tokens, 32 new tokens each."""
+    """Return `transformers.generate` divided by ours: 64 different prompts of 100 tokens, 32
+    new tokens each."""
     rows, length, new = (4, 10, 2) if bench.quick else (64, 100, 32)
     ours, module = bench.ours, bench.ours.models.module("policy")
     words = module.config.vocab_size  # as the end token's id: no token ends a reply
@@ -163,20 +168,20 @@ def generation_vs_transformers(bench: Bench) -> float:
 
 
 def logprob_time_ratio(bench: Bench) -> float:
-    """Seconds of log-probs in chunks over those from full logits."""
+    """Return the seconds of log-probs in chunks divided by those from full logits."""
     reader = _reader(bench)
     chunked, plain = bench.medians(_timed(reader.chunked), _timed(reader.plain))
     return chunked / plain
 
 
 def logprob_memory_ratio(bench: Bench) -> float:
-    """Bytes held at most, likewise; they repeat, so once is enough."""
+    """Return the same for the peak of bytes, which repeats exactly and is measured once."""
     reader = _reader(bench)
     return peak(reader.chunked) / peak(reader.plain)
 
 
 def _timed(work: Callable[[], object]) -> Callable[[], float]:
-    """Its CPU seconds."""
+    """Return a function that does the work and returns its CPU seconds."""
 
     def seconds() -> float:
         began = time.process_time()
@@ -191,7 +196,8 @@ def _reader(bench: Bench) -> LogprobCase:
 
 
 def tokens_flat_in_turns(bench: Bench) -> float:
-    """Seconds to play and train the same tokens in many turns over those in few."""
+    """Return the seconds to play and train the same tokens in many turns divided by those in
+    few."""
     many, few, tokens = (4, 2, 200) if bench.quick else (40, 5, 2000)
     cut = partial(cut_into_turns, bench.folder / "cut", tokens=tokens, base=bench.sizes)
     in_many, in_few = bench.medians(cut(turns=many), cut(turns=few))
@@ -199,25 +205,25 @@ def tokens_flat_in_turns(bench: Bench) -> float:
 
 
 def nlac_seconds_over_grpo(bench: Bench) -> float:
-    """Training seconds an episode."""
+    """Return NLAC's training seconds per episode divided by GRPO's."""
     sides = [default_updates(algo, small=bench.quick) for algo in ("nlac", "grpo")]
     nlac, grpo = bench.medians(*sides)
     return nlac / grpo
 
 
 def help_ms_above_typer(bench: Bench) -> float:
-    """Milliseconds of our help above those of a bare Typer application's."""
+    """Return the milliseconds of `agentrl --help` minus those of an empty Typer application."""
     ours, bare = bench.medians(startup.help_seconds, startup.bare_help_seconds, times=3)
     return 1000 * (ours - bare)
 
 
 def first_episode_seconds(bench: Bench) -> float:
-    """From the command to the first finished training episode."""
+    """Return the seconds from the command to the first finished training episode."""
     return bench.medians(startup.first_episode_seconds)[0]
 
 
 def wrong_word_seconds(bench: Bench) -> float:
-    """From the command to its refusal."""
+    """Return the seconds from a wrong command to its refusal."""
     return bench.medians(startup.wrong_word_seconds)[0]
 
 
@@ -244,8 +250,9 @@ FIGURES: dict[str, Callable[[Bench], float]] = {
 def measure(
     names: list[str], folder: Path, peers: Path | None = None, *, quick: bool = False
 ) -> dict[str, Any]:
-    """Return these figures and the versions of the libraries, those of SmolLM2 last. A figure whose
-    library cannot be installed or run is left out with a line on stderr."""
+    """Return these figures and the versions of the libraries; those of SmolLM2 come last. If a
+    library cannot be installed or run, its figures are left out and a line is printed on
+    stderr."""
     found: dict[str, Any] = {}
     for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
         own = [name for name in names if name.endswith("_smollm2") == (model == "smollm2")]
@@ -272,7 +279,8 @@ def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
 
 
 def worse(found: dict[str, Any], stored: dict[str, Any], tolerance: float) -> list[str]:
-    """One line for each figure that is worse than the stored one by more than that share."""
+    """Return a line for each figure that is worse than the stored one by more than this
+    share."""
     lines = []
     for name in sorted(FIGURES.keys() & found.keys() & stored.keys()):
         now, then = found[name], stored[name]
@@ -283,7 +291,7 @@ def worse(found: dict[str, Any], stored: dict[str, Any], tolerance: float) -> li
 
 
 def main() -> int:
-    """Measure, then write or compare; 1 where a figure is worse."""
+    """Measure, then write or compare. Returns 1 if a figure is worse."""
     given = _arguments()
     torch.set_num_threads(1)
     keep_freed_memory()

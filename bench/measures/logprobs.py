@@ -1,5 +1,5 @@
-"""Log-probs and entropies of a real vocabulary, forward and backward: in chunks, as every update
-reads them, and from the logits of all positions at once."""
+"""Log-probs and entropies over the vocabulary of a real model, forward and backward: in chunks, as
+in every update, and from the logits of all positions at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl_cli.models.forward import Batch, collate, forward
 
 
 class LogprobCase:
-    """One episode of which every token but the first is trained, on a model of two layers."""
+    """An episode in which every token but the first is trained, and a model of two layers."""
 
     def __init__(self, vocabulary: int, tokens: int, width: int) -> None:
         torch.manual_seed(0)
@@ -31,12 +31,13 @@ class LogprobCase:
         self.batch: Batch = collate([Sample(ids, [0] + [1] * (tokens - 1))])
 
     def chunked(self) -> Tensor:
-        """Log-probs [tokens - 1] by `agentrl_cli.models.forward.forward`; their sum's gradients are
-        made and dropped."""
+        """Return log-probs [tokens - 1] by `agentrl_cli.models.forward.forward`. The
+        gradients of their sum are computed and dropped."""
         return self._backward(forward(self.module, self.batch).logprobs[0, 1:])
 
     def plain(self) -> Tensor:
-        """The same from full logits [tokens, vocabulary]; the entropy, too, which both know."""
+        """Return the same from full logits [tokens, vocabulary]. Both compute the entropy,
+        too."""
         logits = self.module(input_ids=self.batch.ids, use_cache=False).logits[0, :-1]
         logprobs = logits.float().log_softmax(-1)
         with torch.no_grad():
@@ -50,7 +51,7 @@ class LogprobCase:
 
 
 def peak(work: Callable[[], object]) -> int:
-    """The most bytes that torch held at once during the work, less those before it."""
+    """Return the peak of bytes that torch held during the work minus those before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         work()
     assert watched.profiler is not None and watched.profiler.kineto_results is not None

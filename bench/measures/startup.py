@@ -1,4 +1,4 @@
-"""What a command costs before it works: CPU seconds of processes of their own, from their start."""
+"""CPU seconds of commands in new processes, from their start."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ TRAIN = ("train", "algo=grpo", "env=twentyq", "eval.baseline=false", "hardware.t
 
 
 def help_seconds() -> float:
-    """`agentrl --help`."""
+    """Return the seconds of `agentrl --help`."""
     return _cpu_seconds(AGENTRL, "--help")
 
 
 def bare_help_seconds() -> float:
-    """`--help` of the smallest Typer application of two commands."""
+    """Return the seconds of `--help` of the smallest Typer application with two commands."""
     return _cpu_seconds(TYPER, "--help")
 
 
 def wrong_word_seconds() -> float:
-    """Until a command that names no known algorithm is refused."""
+    """Return the seconds until a command with an unknown algorithm is refused."""
     return _cpu_seconds(AGENTRL, "train", "algo=grop", "env=twentyq", status=2)
 
 
 def first_episode_seconds() -> float:
-    """Until the first training episode of a run is over; the process stops itself there."""
+    """Return the seconds until the first training episode of a run ends, when the process stops
+    itself."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", FIRST_EPISODE, *TRAIN]
         done = subprocess.run(
@@ -61,7 +62,7 @@ def first_episode_seconds() -> float:
 
 
 def _cpu_seconds(program: str, *arguments: str, status: int = 0) -> float:
-    """CPU seconds of Python on a program, which must end with that status."""
+    """Return the CPU seconds of a Python program, which must end with that status."""
     command = [sys.executable, "-c", program, *arguments]
     nothing = subprocess.DEVNULL
     with (

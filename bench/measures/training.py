@@ -1,4 +1,4 @@
-"""What our own training costs: NLAC's default run against GRPO's, and many turns against few."""
+"""The cost of training: NLAC's default run against GRPO's, and many turns against few."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SMALL = ["rollout.episodes_per_step=8", "model.weights=null"]
 
 
 def default_updates(algo: str, *, small: bool = False) -> Callable[[], float]:
-    """A default run of Twenty Questions: each call gives the CPU seconds of its next update, play
-    included, by episode."""
+    """Return a function that runs the next update of a default run of Twenty Questions and
+    returns its CPU seconds per episode, including play."""
     settings = [f"algo={algo}", "env=twentyq", "hardware.threads=1"]
     few_turns = ["algo.turns_per_update=8"] if small and algo == "nlac" else []
     parts = build_parts(check(compose([*settings, *(SMALL if small else []), *few_turns])), None)
@@ -31,8 +31,9 @@ def default_updates(algo: str, *, small: bool = False) -> Callable[[], float]:
 
 
 def cut_into_turns(folder: Path, turns: int, tokens: int, base: Sizes) -> Callable[[], float]:
-    """A group of episodes of so many tokens in so many turns, half of them sampled: each call gives
-    the CPU seconds to play and to train them. The model is that of `base`."""
+    """Return a function that plays and trains a group of episodes and returns the CPU seconds.
+    Each episode has `tokens` tokens in `turns` turns, half of them sampled. The model is that
+    of `base`."""
     each = tokens // turns // 2
     sizes = replace(base, episodes=base.group, prompt=each, seen=each, new=each)
     write_model(folder, sizes)

@@ -1,5 +1,5 @@
-"""The work that the sides share: a random model with its tokenizer, dialogues of counted tokens, a
-batch of finished episodes; and what our side does with it."""
+"""The work of both sides: a random model with its tokenizer, dialogues of a given number of tokens,
+and a batch of finished episodes; and how our side does it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ RATE = OptimizerSpec(lr=1e-6)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much work: `episodes` in groups of `group` that share a prompt of `prompt` tokens; each
-    reply has `new` tokens, what the world answers `seen`. Those to train on have up to `turns`.
+    """The amount of work. There are `episodes` episodes in groups of `group`, which share a
+    prompt of `prompt` tokens. Each reply has `new` tokens, and each answer of the environment
+    `seen`. Episodes to train on have up to `turns` turns.
 
     Without `pretrained` the model is a random one of `layers` and `width`. Updates train on
-    `updated` episodes, and with `lora` they train adapters. `word` is a text of one token. Medians
-    are of `repeats` turns.
+    `updated` episodes, and with `lora` they train adapters. `word` is a text of one token.
+    Medians are of `repeats` rounds.
     """
 
     layers: int = 4
@@ -103,8 +104,8 @@ class Dialogue(Env):
 
 
 def write_model(folder: Path, sizes: Sizes) -> None:
-    """A model and its tokenizer as a folder. A random one has Qwen2's shape, and at the usual sizes
-    a million parameters."""
+    """Write a model with its tokenizer to a folder. A random model has the shape of Qwen2, and
+    a million parameters at the default sizes."""
     if sizes.pretrained is not None:
         source = Path(find_model(sizes.pretrained))
         folder.mkdir()
@@ -128,7 +129,7 @@ def write_model(folder: Path, sizes: Sizes) -> None:
 
 
 class Ours:
-    """Our side, on a model of its own from a folder that `write_model` wrote."""
+    """Our side, with a model from a folder of `write_model`."""
 
     def __init__(self, folder: Path, sizes: Sizes, lora: LoraConfig | None = None) -> None:
         self.folder, self.sizes, self.watch = folder, sizes, Stopwatch()
@@ -143,14 +144,16 @@ class Ours:
         self.replied = sizes.word * (sizes.seen - len(self._reply("")))
 
     def rollout(self, turns: int) -> dict[str, float]:
-        """CPU seconds of generation of one batch of episodes, and the tokens it made."""
+        """Return the CPU seconds of generation of a batch of episodes, and the number of
+        tokens."""
         self.watch.take()
         episodes = self.play(turns)
         made = sum(len(turn.action_ids) for episode in episodes for turn in episode.turns)
         return {"seconds": self.watch.take(), "tokens": made}
 
     def play(self, turns: int) -> list[Episode]:
-        """One batch of episodes, with nothing kept of the last; every other one is won."""
+        """Return a batch of episodes, played with an empty cache; every other one is
+        won."""
         self.engine.clear()
         sampling = Sampling(max_tokens=self.sizes.new, temperature=1.0, stop_ids=())
         played = play(
@@ -162,8 +165,8 @@ class Ours:
         return played
 
     def finished(self) -> list[Episode]:
-        """Episodes of a third of the most turns up to all of them, as of a world in which some are
-        over early."""
+        """Return episodes with a third of the turns up to all turns, as in an environment
+        where some end early."""
         most, episodes = self.sizes.turns, self.play(self.sizes.turns)[: self.sizes.updated]
         least = most // 3
         for number, episode in enumerate(episodes):
@@ -172,7 +175,8 @@ class Ours:
         return episodes
 
     def work(self, episodes: list[Episode]) -> dict[str, Any]:
-        """What a peer is given: the same prompts, and these episodes to train on."""
+        """Return the work for another library: the same prompts, and these episodes to
+        train on."""
         sizes, tasks = self.sizes, [start.task.id for start in self._starts()]
         messages = [{"role": "system", "content": "Play."}]
         rows = [_row(episode) for episode in episodes]
@@ -201,8 +205,8 @@ class Ours:
 
 
 class Served:
-    """Our play against a server, with the defaults of `model=endpoint`; the user says what the
-    dialogues of `ours` say. `live` episodes are live at a time."""
+    """Our play with a server, with the defaults of `model=endpoint`. The user's messages are
+    those of the dialogues of `ours`, and `live` episodes run at a time."""
 
     def __init__(self, ours: Ours, url: str, episodes: int, turns: int, live: int) -> None:
         chosen = ["model=endpoint", f"model.url={url}", "model.name=stub", "env=twentyq"]
@@ -213,7 +217,7 @@ class Served:
         self.episodes, self.seeds = range(episodes), count()  # new seeds: no answer is cached
 
     def rollout(self) -> dict[str, float]:
-        """CPU seconds of the episodes."""
+        """Return the CPU seconds of the episodes."""
         task = Task("0", "train", {})
         starts = [EpisodeStart(task, "0", next(self.seeds), str(i)) for i in self.episodes]
         began = time.process_time()
@@ -224,8 +228,8 @@ class Served:
 
 
 class Updates:
-    """Our updates of GRPO on the same episodes: their log-probs anew, forward, backward, clipping
-    and AdamW, in `steps` optimizer steps."""
+    """Our updates of GRPO on the same episodes, in `steps` optimizer steps: log-probs, forward,
+    backward, clipping and AdamW."""
 
     def __init__(
         self, folder: Path, episodes: list[Episode], steps: int, sizes: Sizes = QUICK
@@ -240,7 +244,7 @@ class Updates:
         )
 
     def update(self) -> dict[str, float]:
-        """CPU seconds of one update, and its optimizer steps."""
+        """Return the CPU seconds of an update, and its number of optimizer steps."""
         began = time.process_time()
         found = self.learner.run(self.algo.update(self.episodes, ReplayBuffer(None, 1)), 0)
         return {"seconds": time.process_time() - began, "steps": found["policy/steps"]}
@@ -251,7 +255,8 @@ def _trained(episode: Episode) -> int:
 
 
 def _row(episode: Episode) -> dict[str, Any]:
-    """An episode as ids, which of them were sampled, the length of its prompt, an advantage."""
+    """Return an episode as token ids, mask of sampled tokens, length of its prompt, and
+    advantage."""
     turns = episode.turns
     ids = [i for turn in turns for i in turn.observation_ids + turn.action_ids]
     mask = [m for t in turns for m in [0] * len(t.observation_ids) + [1] * len(t.action_ids)]

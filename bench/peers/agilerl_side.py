@@ -1,8 +1,8 @@
-"""AgileRL's side of the comparison, run by the Python of its own environment with the file of the
-work as its argument; it imports nothing of agentrl.
+"""AgileRL's side of the comparison, run by the Python of its own environment with the work file as
+its argument. It imports nothing of agentrl.
 
-Its loop asks `get_action` for the replies of all live episodes, turn by turn, each from its whole
-dialogue; that call alone is timed. AgileRL trains adapters only, so there are some.
+In each turn `get_action` generates the replies of all live episodes from their whole dialogues.
+Only this call is timed. AgileRL trains only adapters, so the model has adapters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agilerl.algorithms import GRPO  # noqa: E402  # pyright: ignore[reportMissi
 
 
 class Side:
-    """The agent on the work's model."""
+    """The agent with the model of the work."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -48,11 +48,12 @@ class Side:
         self.agent.generation_config.eos_token_id = model.config.vocab_size  # none ends a reply
 
     def versions(self) -> dict[str, str]:
-        """What was installed."""
+        """Return the installed versions."""
         return {name: version(name) for name in ("agilerl", "transformers", "torch")}
 
     def rollout(self, turns: int) -> dict[str, float]:
-        """CPU seconds of generation of one batch of episodes, and the tokens it made."""
+        """Return the CPU seconds of generation of a batch of episodes, and the number of
+        tokens."""
         reply, made = torch.tensor([self.work["reply_ids"]]), 0
         states = [torch.tensor([ids]) for ids in self.work["prompt_ids"]]
         act = self.watch.wrap(self.agent.get_action)

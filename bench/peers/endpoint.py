@@ -1,5 +1,5 @@
-"""An OpenAI-compatible server that answers each chat at once with the same text. It runs in a
-process of its own, so its CPU seconds count for no side."""
+"""An OpenAI-compatible server that answers each chat at once with the same text. It is a separate
+process, so its CPU seconds count for no side."""
 
 from __future__ import annotations
 

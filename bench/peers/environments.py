@@ -1,4 +1,4 @@
-"""Environments of the peers' own, and their sides as processes that take turns with ours."""
+"""The environments of other libraries, and their sides as processes that alternate with ours."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ SIDES = Path(__file__).parent
 
 
 class PeerError(RuntimeError):
-    """A peer that cannot be installed or run, and why."""
+    """A library that cannot be installed or run, with the reason."""
 
 
 @dataclass
 class Peer:
-    """A peer at work, which stays alive until `close`."""
+    """The process of another library, which runs until `close`."""
 
     name: str
     process: subprocess.Popen[str]
     log: Path
 
     def ask(self, call: str, **options: Any) -> dict[str, Any]:
-        """Its answer. PeerError with the last line of its log where it ended instead."""
+        """Return the answer to a call. Raises PeerError with the last line of the log if
+        the process has ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(BrokenPipeError):  # it has ended, and gives no line
             self.process.stdin.write(json.dumps({"call": call, **options}) + "\n")
@@ -42,11 +43,11 @@ class Peer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still answers."""
+        """Return whether the process runs."""
         return self.process.poll() is None
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -54,14 +55,14 @@ class Peer:
 
 
 def start(name: str, folder: Path, work: Path) -> Peer:
-    """The peer of that name on the work, its environment in `folder` made first where it is
-    missing. PeerError where it cannot be made."""
+    """Start the side of a library with a work file. Its environment is made in `folder` if it
+    is missing. Raises PeerError if that fails."""
     python = environment(name, folder)
     return launch(name, [str(python), str(SIDES / f"{name}_side.py"), str(work)], folder)
 
 
 def launch(name: str, command: list[str], folder: Path) -> Peer:
-    """Start a peer by a command. All it prints other than answers goes to a log in `folder`."""
+    """Start a side by a command. Output other than answers goes to a log in `folder`."""
     log, pipe = folder / f"{name}.log", subprocess.PIPE
     with log.open("w") as said:
         process = subprocess.Popen(
@@ -85,7 +86,7 @@ def environment(name: str, folder: Path) -> Path:
 
 
 def one_thread() -> dict[str, str]:
-    """The environment of a process that computes on one thread."""
+    """Return the environment variables of a process with one thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -1,6 +1,5 @@
-"""How a side that lives in another environment takes its turn: requests in, answers out, one JSON
-object a line. It stays alive between its turns, so that sides alternate without starting anew.
-Nothing here needs more than Python, and nothing of agentrl."""
+"""The loop of a side in another environment: requests come in and answers go out, as one JSON
+object per line. The process stays alive, so the sides can alternate. It needs only Python."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from typing import Any
 
 
 class Stopwatch:
-    """CPU seconds of this process spent inside the functions that it wraps."""
+    """Counts the CPU seconds of this process inside the functions that it wraps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, its seconds counted."""
+        """Return the function with its seconds counted."""
 
         def timed(*arguments: Any, **options: Any) -> Any:
             began = time.process_time()
@@ -31,14 +30,14 @@ class Stopwatch:
         return timed
 
     def take(self) -> float:
-        """The seconds so far; counts from zero again."""
+        """Return the seconds so far, and start again from zero."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 def serve(calls: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Answer each line of stdin, `{"call": NAME, ...}`, by what that call returns, until there are
-    no more. What libraries print goes to stderr."""
+    """Answer each line of stdin, `{"call": NAME, ...}`, with the result of that call. Output of
+    libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:

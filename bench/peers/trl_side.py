@@ -1,11 +1,11 @@
-"""TRL's side of the comparison, run by the Python of TRL's own environment with the file of the
-work as its argument; it imports nothing of agentrl.
+"""TRL's side of the comparison of speed, run by the Python of its own environment with the work
+file as its argument. It imports nothing of agentrl.
 
-Rollouts are GRPOTrainer's documented loop of several turns: a tool answers each reply, and the
-reply to that is generated from the whole dialogue, with Transformers' `generate`. Only generation
-is timed. A random model writes no tool call, so the parser of replies, which is not timed, takes
-every reply for one. An update is what a step trains of finished episodes: their log-probs anew (a
-batch makes several optimizer steps), then forward, backward, clipping and AdamW for each step.
+Rollouts are the documented multi-turn loop of GRPOTrainer: a tool answers each reply, and the next
+reply is generated from the whole dialogue by Transformers' `generate`. Only generation is timed. A
+random model writes no tool calls, so the parser of replies is replaced by one that reads every
+reply as a call; it is not timed. An update trains on finished episodes: log-probs, because a batch
+takes several optimizer steps, then forward, backward, clipping and AdamW for each step.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Rows = list[dict[str, Any]]
 
 
 def called(tokenizer: Any, ids: list[int], **others: Any) -> dict[str, Any]:
-    """Any reply as a call of the tool."""
+    """Return any reply as a call of the tool."""
     return {"role": "assistant", "content": tokenizer.decode(ids), "tool_calls": CALL}
 
 
 class Side:
-    """The trainer on the work's model."""
+    """The trainer with the model of the work."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -52,11 +52,12 @@ class Side:
         self.learner.create_optimizer()
 
     def versions(self) -> dict[str, str]:
-        """What was installed."""
+        """Return the installed versions."""
         return {name: version(name) for name in ("trl", "transformers", "torch")}
 
     def rollout(self, turns: int) -> dict[str, float]:
-        """CPU seconds of generation of one batch of episodes, and the tokens it made."""
+        """Return the CPU seconds of generation of a batch of episodes, and the number of
+        tokens."""
         self.trainer.max_tool_calling_iterations = turns - 1
         self.watch.take()
         made = self.trainer._generate_and_score_completions(self._examples())
@@ -64,7 +65,7 @@ class Side:
         return {"seconds": self.watch.take(), "tokens": int(written.sum())}
 
     def update(self) -> dict[str, float]:
-        """CPU seconds of one update, and its optimizer steps."""
+        """Return the CPU seconds of an update, and its number of optimizer steps."""
         train = self.watch.wrap(self._train)
         steps = train(self.work["update"]["rows"], self.work["update"]["episodes_per_step"])
         return {"seconds": self.watch.take(), "steps": steps}
@@ -87,7 +88,7 @@ class Side:
         )  # fmt: skip
 
         def answer() -> str:
-            """The world's answer."""
+            """Return the environment's answer."""
             return work["reply"]
 
         trainer = grpo.GRPOTrainer(
@@ -103,7 +104,8 @@ class Side:
         return [{"prompt": prompt} for prompt in self.work["prompts"]]
 
     def _train(self, rows: Rows, per_step: int) -> int:
-        """Score the batch, then train it in steps of so many episodes; how many steps."""
+        """Score the batch, train with `per_step` episodes per step, and return the number
+        of steps."""
         trainer, inputs, starts = self.learner, tensors(rows), range(0, len(rows), per_step)
         trainer.current_gradient_accumulation_steps = 1
         trainer.args.steps_per_generation = len(starts)
@@ -120,7 +122,7 @@ class Side:
 
     @torch.no_grad()
     def _scored(self, inputs: dict[str, Tensor], per_step: int) -> Tensor:
-        """Log-probs of the completions, [episodes, tokens]."""
+        """Return the log-probs of the completions, [episodes, tokens]."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         length = inputs["completion_ids"].shape[1]
@@ -129,8 +131,8 @@ class Side:
 
 
 def tensors(rows: Rows) -> dict[str, Tensor]:
-    """The batch as the trainer's own rollout makes it: prompts padded on the left, what follows
-    them on the right, the world's tokens masked."""
+    """Return the batch in the form of the trainer's own rollouts: prompts padded on the left,
+    the rest on the right, and a mask of the environment's tokens."""
     parts = [(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :]) for row in rows]
     masks = [row["mask"][row["prompt"] :] for row in rows]
 

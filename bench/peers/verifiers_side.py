@@ -1,11 +1,11 @@
-"""Verifiers' side of the comparison, run by the Python of its own environment with the file of the
-work as its argument; it imports nothing of agentrl.
+"""Verifiers' side of the comparison, run by the Python of its own environment with the work file as
+its argument. It imports nothing of agentrl.
 
-An episode is verifiers' documented loop of several turns: the `run` of an environment holds an
-`interaction` open and sends each user message. Episodes run as in its `eval`, in one process, but
+An episode is the documented multi-turn loop of verifiers: the `run` of an environment opens an
+`interaction` and sends each user message. Episodes run as in its `eval`, in one process, but
 nothing is written or shown. The harness calls the interception server in this process, as its
-`launch` permits. The harnesses that verifiers ships start a program for each turn, which costs far
-more. aiohttp is the cheapest HTTP client that verifiers installs.
+`launch` permits. The built-in harnesses start a program for each turn, which costs much more.
+aiohttp is the cheapest HTTP client that verifiers installs.
 """
 
 from __future__ import annotations
