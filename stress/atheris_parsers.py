@@ -1,6 +1,8 @@
-"""Coverage-guided fuzzing of the parsers of questions, tool calls and arithmetic with atheris.
-That is no dependency: `pip install atheris` where agentrl is installed for CPython 3.11, then
-`python stress/atheris_parsers.py -max_total_time=300`. Other flags are libFuzzer's too."""
+"""Fuzz the parsers of questions, tool calls and arithmetic with atheris, guided by coverage.
+
+atheris is no dependency. Install it with `pip install atheris` for CPython 3.11, then run `python
+stress/atheris_parsers.py -max_total_time=300`. The other flags of libFuzzer work as well.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ OF_PYTHON = (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError
 
 
 def one(data: bytes) -> None:
-    """One text for every parser; whatever is raised but Python's own answers to a sum ends it."""
+    """Give one text to every parser. Any error except Python's own errors in arithmetic ends
+    the fuzzer."""
     text = data.decode("utf-8", "surrogateescape")
     questions.parse(text, WORLD)
     for style in actions.STYLES:
@@ -50,7 +53,7 @@ def one(data: bytes) -> None:
 
 
 def main() -> None:
-    """Fuzz from the seeds until a limit that a flag gives, or for ever."""
+    """Fuzz, starting from the seeds, until the limit of a flag, or forever."""
     with tempfile.TemporaryDirectory() as corpus:
         for place, seed in enumerate(SEEDS):
             (Path(corpus) / str(place)).write_text(seed)

@@ -1,4 +1,4 @@
-"""Disks that refuse: in this process alone, every change of a file in a folder fails."""
+"""Full and broken disks: every change of a file in a folder fails, in this process only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 from stress.kills import CHANGES, changes_file
 
-FREES = ("os.remove", "os.rmdir", "os.truncate")  # what a full disk lets one do
+FREES = ("os.remove", "os.rmdir", "os.truncate")  # operations that a full disk allows
 
 
 @dataclass
 class Disk:
-    """Refuses with `code` the changes of files under `folder` behind the first `room` of them."""
+    """Refuses changes of files under `folder` with the error `code`, after the first `room`
+    changes."""
 
     folder: Path
     code: int
@@ -26,7 +27,7 @@ class Disk:
     changed: list[str] = field(default_factory=list)
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Count, or refuse, what Python's audit says is about to be done."""
+        """Count or refuse an event of Python's audit."""
         frees = event in FREES and self.code == errno.ENOSPC
         if event not in (*CHANGES, "os.utime") or frees or not changes_file(event, arguments):
             return
@@ -36,7 +37,7 @@ class Disk:
                 raise OSError(self.code, os.strerror(self.code))
 
 
-_disks: list[Disk] = []  # an audit hook cannot be taken away: this one asks who is there
+_disks: list[Disk] = []  # an audit hook cannot be removed, so this one looks for the current disk
 
 
 def _ask(event: str, arguments: tuple[Any, ...]) -> None:
@@ -49,7 +50,7 @@ sys.addaudithook(_ask)
 
 @contextmanager
 def refusing(folder: Path, code: int, room: int = 0) -> Iterator[Disk]:
-    """Inside, changes of files under `folder` fail behind the first `room` of them."""
+    """In this context, changes of files under `folder` fail after the first `room` changes."""
     _disks.append(Disk(folder, code, room))
     try:
         yield _disks[-1]

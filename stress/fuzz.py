@@ -1,7 +1,10 @@
-"""Fuzz what reads foreign text: configurations, model output, demonstrations, run folders, chat
-templates, endpoints. Nothing may be raised but a refusal that names its value, and nothing may take
-10 s. Results are appended to a file, so that the same command goes on where it stopped:
-`python stress/fuzz.py --cases 20000`. `--again FILE` repeats an input of runs/fuzz/found."""
+"""Fuzz the parts that read foreign text: configurations, model output, demonstrations, run folders,
+chat templates and endpoints.
+
+Run as `python stress/fuzz.py --cases 20000`. Only refusals that name the wrong value may be raised,
+and no case may take 10 s. Results are appended to a file, so the same command continues where it
+stopped. `--again FILE` repeats an input of runs/fuzz/found.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from agentrl_cli.core.types import derive_seed  # noqa: E402
 from stress.fuzzing import configuration, demonstrations, endpoint, folders, templates, worlds  # noqa: E402
 from stress.fuzzing.target import Target, check_refusal  # noqa: E402
 
-TARGETS: dict[str, tuple[int, Callable[[Path], Target]]] = {  # each with its share of the cases
+TARGETS: dict[str, tuple[int, Callable[[Path], Target]]] = {  # and their shares of the cases
     "configuration": (3, configuration.target),
     "worlds": (8, worlds.target),
     "roles": (2, worlds.roles_target),
@@ -49,12 +52,12 @@ SHOWN = 200  # characters of a case
 
 
 class Hang(BaseException):
-    """A case took longer than DEADLINE; no product code catches this."""
+    """A case took longer than DEADLINE. No product code catches this."""
 
 
 @dataclass
 class Chunk:
-    """Some cases of a target, and what became of them; `found` are unexpected outcomes."""
+    """Some cases of a target and their outcomes. `found` are unexpected outcomes."""
 
     target: str
     number: int
@@ -68,12 +71,12 @@ class Chunk:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What is not done twice."""
+        """The values that identify a chunk, which is not repeated."""
         return self.target, self.number, self.planned, self.seed
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is not in the results yet; the number of unexpected outcomes."""
+    """Run the cases without results. Returns the number of unexpected outcomes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=2000, help="of all targets together")
     parser.add_argument("--seed", type=int, default=0)
@@ -96,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 def plan(name: str, options: argparse.Namespace) -> list[Chunk]:
-    """A target's share of the cases, cut into chunks."""
+    """Return the cases of a target in chunks."""
     named = options.target or TARGETS
     share = TARGETS[name][0] / sum(TARGETS[other][0] for other in named)
     count = round(options.cases * share)
@@ -105,7 +108,8 @@ def plan(name: str, options: argparse.Namespace) -> list[Chunk]:
 
 
 def run_target(name: str, planned: list[Chunk], folder: Path) -> list[Chunk]:
-    """The planned chunks, done: those of earlier calls are read, each other one gets a process."""
+    """Return the chunks of a target with their outcomes. Each chunk without stored results runs
+    in a new process."""
     results = folder / "results.jsonl"
     rows = files.read_jsonl(results) if results.exists() else []
     known = {chunk.key: chunk for chunk in (Chunk(**row) for row in rows)}
@@ -123,7 +127,8 @@ def run_target(name: str, planned: list[Chunk], folder: Path) -> list[Chunk]:
 
 
 def in_process(target: Target, chunk: Chunk, folder: Path) -> Chunk:
-    """The chunk, run in a process of its own, which the case that hangs or breaks it ends."""
+    """Run a chunk in a new process, and return it with its outcomes. A case that hangs or
+    crashes ends the process."""
     state = folder / "work" / f"{chunk.target}-state"
     state.mkdir(parents=True, exist_ok=True)
     for name in ("done.json", "error.txt"):
@@ -149,7 +154,7 @@ def in_process(target: Target, chunk: Chunk, folder: Path) -> Chunk:
 
 
 def waited(pid: int, case: Path) -> int:
-    """The status of a process; it is killed where one case takes it too long."""
+    """Return the status of a process, which is killed if a case takes too long."""
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -160,7 +165,7 @@ def waited(pid: int, case: Path) -> int:
 
 
 def child(target: Target, chunk: Chunk, state: Path, found: Path) -> None:
-    """Run the cases of a chunk and write what became of them."""
+    """Run the cases of a chunk and write their outcomes."""
     limit = current_memory() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -188,7 +193,8 @@ def child(target: Target, chunk: Chunk, state: Path, found: Path) -> None:
 
 
 def derived(target: Target, chunk: Chunk, one: Callable[[Any], None]) -> Callable[[], None]:
-    """A function that calls `one` with every case of a chunk, the same each time."""
+    """Return a function that calls `one` with every case of a chunk, which are the same each
+    time."""
     seed = derive_seed("fuzz", chunk.seed, chunk.target, chunk.number)
     settings = hypothesis.settings(
         max_examples=chunk.planned, database=None, deadline=None, phases=[Phase.generate],
@@ -198,7 +204,7 @@ def derived(target: Target, chunk: Chunk, one: Callable[[Any], None]) -> Callabl
 
 
 def outcome(target: Target, case: Any) -> tuple[str, str]:
-    """ "" or `refused`, else what was unexpected; and where that was."""
+    """Return "" or `refused`, or the unexpected outcome, and its place in the code."""
     began = seconds_at_work()
 
     def on_alarm(number: int, frame: Any) -> None:
@@ -223,13 +229,13 @@ def outcome(target: Target, case: Any) -> tuple[str, str]:
 
 
 def seconds_at_work() -> float:
-    """A clock that stands still while other processes have the processor."""
+    """Return the time of a clock that stops while other processes use the processor."""
     waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1])  # proc(5), ns
     return time.monotonic() - waited / 1e9
 
 
 def saved(folder: Path, target: str, case: str, error: str, place: str) -> dict[str, str]:
-    """Keep an input that brought something unexpected, to be repeated."""
+    """Keep an input with an unexpected outcome, so that it can be repeated."""
     name = f"{target}-{hashlib.sha256(case.encode()).hexdigest()[:10]}.txt"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(f"{case}\n\n{place}", encoding="utf-8", errors="backslashreplace")
@@ -241,7 +247,7 @@ def saved(folder: Path, target: str, case: str, error: str, place: str) -> dict[
 
 
 def again(file: Path, folder: Path) -> int:
-    """Repeat a kept input and show what it brings."""
+    """Repeat a kept input and show its outcome."""
     name = file.name.partition("-")[0]
     home = folder / "work" / "again"
     shutil.rmtree(home, ignore_errors=True)
@@ -253,7 +259,7 @@ def again(file: Path, folder: Path) -> int:
 
 
 def summary(chunks: list[Chunk]) -> str:
-    """What was found, the commonest first, and the figures."""
+    """Return the unexpected outcomes, the most frequent first, and the figures."""
     found = [row | {"target": chunk.target} for chunk in chunks for row in chunk.found]
     kinds: dict[str, list[dict[str, str]]] = {}
     for row in found:
@@ -266,7 +272,7 @@ def summary(chunks: list[Chunk]) -> str:
 
 
 def figures(chunks: list[Chunk]) -> dict[str, float]:
-    """The figures that are kept."""
+    """Return the figures to store."""
     return {
         "fuzz_cases": sum(chunk.cases for chunk in chunks),
         "fuzz_unexpected": sum(len(chunk.found) for chunk in chunks),
@@ -275,13 +281,13 @@ def figures(chunks: list[Chunk]) -> dict[str, float]:
 
 
 def store(file: Path, chunks: list[Chunk]) -> None:
-    """Put the figures among those that the file holds already."""
+    """Add figures to the file."""
     kept = files.read_json(file) if file.exists() else {}
     files.write_json(file, dict(sorted((kept | figures(chunks)).items())))
 
 
 def line(chunk: Chunk) -> str:
-    """A chunk in one line."""
+    """Return a line about a chunk."""
     return (
         f"{chunk.target} {chunk.number}: {chunk.cases} cases, {chunk.refused} refused, "
         f"{len(chunk.found)} unexpected, slowest {chunk.slowest:.2f} s ({chunk.slowest_case[:60]})"
@@ -289,12 +295,12 @@ def line(chunk: Chunk) -> str:
 
 
 def short(text: str) -> str:
-    """A text without its middle where it is long."""
+    """Return a text, without its middle if it is long."""
     return text if len(text) <= SHOWN else f"{text[:120]} …{len(text)}… {text[-60:]}"
 
 
 def current_memory() -> int:
-    """The address space that this process has now, in bytes."""
+    """Return the bytes of this process's address space."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

@@ -1,8 +1,11 @@
 """Kill small runs with SIGKILL, at random moments and at file operations, resume them, and compare
-them with the run that was never interrupted. A run that was killed before its first checkpoint is
-begun anew, as its refusal says. Each command is a process of its own, forked from one that has
-imported everything. Results are appended to a file, so that the same command goes on where it
-stopped: `python stress/kills.py --runs 100 --algo grpo`."""
+them with an uninterrupted run.
+
+Run as `python stress/kills.py --runs 100 --algo grpo`. A run that was killed before its first
+checkpoint starts again, as its error message says. Each command is a new process, forked from one
+that has imported everything. Results are appended to a file, so the same command continues where it
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from agentrl_cli.runs.run import Run  # noqa: E402
 from tests.builders.runs import facts, folders, saved, settings  # noqa: E402
 
 ALGORITHMS = ("grpo", "nlac", "self_ac", "stepagent_inverse", "archer")
-MORE = {  # as the defaults have it, where the builder's settings have it otherwise
+MORE = {  # the defaults, in place of the builder's settings
     "nlac": (
         "algo.separate_critic=true",
         "algo.policy_target=best_of_n",
@@ -37,7 +40,7 @@ MORE = {  # as the defaults have it, where the builder's settings have it otherw
 OFTEN = ("save_interval_minutes=1e-9", "save_every=2")
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = (  # by the process from which the others are forked
+PRELOADED = (  # in the process from which the others are forked
     "peft", "transformers.models.qwen2.modeling_qwen2", "agentrl_cli.cli.main",
     "agentrl_cli.cli.train", "agentrl_cli.cli.run_training", "agentrl_cli.generators.hf",
     "agentrl_cli.algos.nlac", "agentrl_cli.algos.self_ac", "agentrl_cli.algos.stepagent",
@@ -46,14 +49,14 @@ PROCESSES.set_forkserver_preload(list(PRELOADED))
 
 
 class Ended(NamedTuple):
-    """How a process ended, and what it wrote to stderr."""
+    """The end of a process, and its stderr."""
 
     returncode: int
     stderr: str
 
 
 def main(arguments: list[str]) -> int:
-    """Kill what is not in the results yet; the number of runs that did not come back the same."""
+    """Do the kills without results. Returns the number of runs that differ after resuming."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="kills of each algorithm")
     parser.add_argument("--algo", choices=ALGORITHMS, action="append")
@@ -79,13 +82,13 @@ def main(arguments: list[str]) -> int:
 
 
 def known_results(file: Path, algo: str) -> dict[int, dict[str, Any]]:
-    """The results of earlier calls by number."""
+    """Return the results of earlier calls by number."""
     rows = files.read_jsonl(file) if file.exists() else []
     return {row["number"]: row for row in rows if row["algo"] == algo}
 
 
 def whole_run(home: Path, algo: str) -> Run:
-    """The run that was never interrupted, which takes `seconds` and so many file `operations`."""
+    """Return the uninterrupted run. Its seconds and number of file operations are in cost.json."""
     if not (home / "whole" / "cost.json").exists():
         shutil.rmtree(home / "whole", ignore_errors=True)
         began = time.monotonic()
@@ -99,7 +102,8 @@ def whole_run(home: Path, algo: str) -> Run:
 
 
 def kill_and_resume(home: Path, algo: str, number: int, whole: Run) -> dict[str, Any]:
-    """One kill: even numbers at a moment, odd ones at a file operation."""
+    """Kill and resume a run. Even numbers are killed after some seconds, odd ones at a file
+    operation."""
     cost, draw = files.read_json(whole.folder / "cost.json"), random.Random(f"{algo} {number}")
     name = f"killed-{number}"
     shutil.rmtree(home / name, ignore_errors=True)
@@ -122,12 +126,12 @@ def kill_and_resume(home: Path, algo: str, number: int, whole: Run) -> dict[str,
 
 
 def train(home: Path, algo: str, name: str) -> list[str]:
-    """The command that trains the run `name`."""
+    """Return the command that trains the run `name`."""
     return ["train", *settings(home, algo, name, *MORE.get(algo, ()), *OFTEN)]
 
 
 def ended(home: Path, name: str, command: list[str], whole: Run) -> str:
-    """What becomes of a killed run by a command: `same`, or what is otherwise."""
+    """Finish a killed run with a command, and return `same` or the difference."""
     if not (home / name / "meta.json").exists() or not Run(home / name).is_done:
         done = call(home, command)
         if done.returncode:
@@ -148,10 +152,10 @@ def call(
     count: Path | None = None,
     timeout: float | None = None,
 ) -> Ended:
-    """`agentrl COMMAND` in a process of its own, which SIGKILL ends where it is told to."""
+    """Run `agentrl COMMAND` in a new process, which SIGKILL ends at the given point."""
     home.mkdir(parents=True, exist_ok=True)
     more = ["--config-dir", str(folders(home))] if command[0] == "train" else []
-    os.environ["PYTHONPATH"] = str(ROOT)  # where the processes find what they import
+    os.environ["PYTHONPATH"] = str(ROOT)  # for imports in the processes
     with tempfile.NamedTemporaryFile() as said:
         arguments = (die_at, count, str(home), said.name, [*command, *more])
         process = PROCESSES.Process(target=child, args=arguments)
@@ -163,7 +167,8 @@ def call(
 
 
 def child(die_at: int, count: Path | None, home: str, said: str, command: list[str]) -> None:
-    """Run a command; die at that change of a file under `home`, or write how many there were."""
+    """Run a command. Die at that change of a file under `home`, or write the number of
+    changes."""
     changes = 0
 
     def on_event(event: str, arguments: tuple[Any, ...]) -> None:
@@ -187,7 +192,7 @@ def child(die_at: int, count: Path | None, home: str, said: str, command: list[s
 
 
 def changes_file(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether an event of Python's audit changes a file: reading does not."""
+    """Return whether an event of Python's audit changes a file; reading does not."""
     return event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
 
 

@@ -44,8 +44,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Sample:
-    """Of this process: seconds since the start, resident bytes, open files, and threads of Python's
-    and of the kernel's."""
+    """A measurement of this process: seconds since the start, resident bytes, open files, and
+    threads of Python and of the kernel."""
 
     seconds: float
     resident: int
@@ -54,7 +54,7 @@ class Sample:
 
     @classmethod
     def take(cls, began: float) -> Sample:
-        """Now."""
+        """Return a measurement of this moment."""
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         threads = max(threading.active_count(), len(os.listdir("/proc/self/task")))
@@ -62,7 +62,8 @@ class Sample:
 
 
 def main(arguments: list[str]) -> int:
-    """Soak, say how it went, store the figures; 1 where something leaked."""
+    """Train, print the result and store the figures. Returns 1 if open files or threads
+    grew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--result", type=Path, default=RESULT)
@@ -79,7 +80,8 @@ def main(arguments: list[str]) -> int:
 
 
 def soak(folder: Path, seconds: float, overrides: list[str]) -> list[Sample]:
-    """A sample after each round of all algorithms, until the time is over; at least six."""
+    """Return a sample after each round of all algorithms, until the time is over; at least
+    six."""
     began, samples = time.monotonic(), []
     while len(samples) < 6 or samples[-1].seconds < seconds:
         for algo in ALGORITHMS:
@@ -90,7 +92,7 @@ def soak(folder: Path, seconds: float, overrides: list[str]) -> list[Sample]:
 
 
 def train(folder: Path, algo: str, seed: int, overrides: list[str]) -> None:
-    """A short run, which is deleted."""
+    """Train a short run and delete it."""
     name = [f"algo={algo}", f"seed={seed}", f"runs={folder}", f"name={algo}"]
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         start([*SMALL, *name, *overrides])
@@ -98,21 +100,23 @@ def train(folder: Path, algo: str, seed: int, overrides: list[str]) -> None:
 
 
 def behind_warm_up(samples: list[Sample]) -> list[Sample]:
-    """Without the first round and those that ended in the first tenth of the time."""
+    """Return the samples without the first round and the rounds that ended in the first tenth
+    of the time."""
     begin = WARM_UP * samples[-1].seconds
     return [sample for sample in samples[1:] if sample.seconds >= begin]
 
 
 def growth(samples: list[Sample]) -> float:
-    """Median resident memory of the last quarter over that of the first, less one."""
+    """Return the median resident memory of the last quarter divided by that of the first
+    quarter, minus one."""
     quarter = max(1, len(samples) // 4)
     first, last = samples[:quarter], samples[-quarter:]
     return median(s.resident for s in last) / median(s.resident for s in first) - 1
 
 
 def leaks(samples: list[Sample]) -> list[str]:
-    """A sentence for open files and for threads where the last quarter has more of them than the
-    first."""
+    """Return a sentence for open files and for threads if the last quarter has more of them
+    than the first."""
     quarter, found = max(1, len(samples) // 4), []
     for name in ("handles", "threads"):
         first, last = (
@@ -125,7 +129,7 @@ def leaks(samples: list[Sample]) -> list[str]:
 
 
 def store(file: Path, **figures: float) -> None:
-    """Set these figures in the file, beside what it holds."""
+    """Add figures to the file."""
     known = files.read_json(file) if file.exists() else {}
     merged = known | {name: round(value, 4) for name, value in figures.items()}
     file.write_text(json.dumps(dict(sorted(merged.items())), indent=2) + "\n")

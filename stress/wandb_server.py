@@ -1,4 +1,4 @@
-"""A server that speaks as much of W&B's protocol as a run needs, and fails when it is told to."""
+"""A server with the part of W&B's protocol that a run needs, which can be made to fail."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOREVER = 3600.0
 
 
 class Server(ThreadingHTTPServer):
-    """`hangs` and `refuses` say when: at once, or as soon as a run has begun. `seen` holds what was
-    sent; an answer takes `delay` seconds."""
+    """A W&B server. `hangs` and `refuses` are times of failure: at once, or when a run has
+    begun. `seen` holds the requests, and an answer takes `delay` seconds."""
 
     daemon_threads = True
 
@@ -29,11 +29,11 @@ class Server(ThreadingHTTPServer):
         self.seen: list[str] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no matter."""
+        """Ignore clients that disconnected."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """A request."""
 
     protocol_version = "HTTP/1.1"
     server: Server
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.has_begun
 
     def data(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a query of GraphQL asks for, as far as it is known here."""
+        """Return the data that a GraphQL query asks for, if it is known here."""
         query, found = request.get("query", ""), {}
         if "viewer" in query:
             found["viewer"] = VIEWER
@@ -75,12 +75,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @contextmanager
 def served(*, fails: str = "", delay: float = 0.0) -> Iterator[Server]:
-    """A server at `server_port` of this machine."""
+    """Run a server at `server_port` of this machine."""
     server = Server(fails=fails, delay=delay)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

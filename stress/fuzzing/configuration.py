@@ -1,5 +1,5 @@
-"""Damaged configurations: overrides, YAML of a user's own groups, the stored file of a run. Each is
-composed and checked. Some cases also build the parts of the run."""
+"""Damaged configurations: overrides, YAML of a user's own groups, and the stored file of a run.
+Each is composed and checked, and in some cases the parts of the run are built."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Case = tuple[
 
 
 def target(home: Path) -> Target:
-    """Configurations; `home` is the folder to write in."""
+    """Return the target of configurations. `home` is a folder for files."""
     checked = [check(compose([*words, "model.weights=null"])) for words in PLAYED]
     flat = [files.flatten(OmegaConf.to_container(cfg)) for cfg in checked]
     stored = [OmegaConf.to_yaml(cfg).encode() for cfg in checked]
@@ -119,7 +119,8 @@ def target(home: Path) -> Target:
 
 
 def _built(cfg: Any, whole: bool) -> None:
-    """Build the world and the algorithm of a checked configuration, or all of a run's parts."""
+    """Build the environment and the algorithm of a checked configuration, or all parts of a
+    run."""
     if whole:
         build_parts(cfg, None)
         return
@@ -131,7 +132,7 @@ def _built(cfg: Any, whole: bool) -> None:
 def _overrides(
     draw: Draw, known: dict[str, Any], names: dict[str, list[str]], most: int
 ) -> list[str]:
-    """Up to `most` overrides that are wrong in key, value or form."""
+    """Return up to `most` overrides with a wrong key, value or form."""
     return [_override(draw, known, names) for _ in range(draw(st.integers(0, most)))]
 
 
@@ -149,7 +150,7 @@ def _override(draw: Draw, known: dict[str, Any], names: dict[str, list[str]]) ->
 
 
 def _option(draw: Draw, names: list[str]) -> str:
-    """An option, mostly one that there is."""
+    """Return an option, which usually exists."""
     if draw(st.integers(0, 2)):
         return draw(st.sampled_from(names))
     return draw(st.sampled_from(("nosuch", "null", "[twentyq]", "../config", "small/x", *names)))
@@ -160,7 +161,7 @@ def _value(draw: Draw) -> str:
 
 
 def _changed_leaf(draw: Draw, known: dict[str, Any]) -> bytes:
-    """A stored configuration with one or two leaves of other values, as YAML."""
+    """Return a stored configuration as YAML, with one or two leaves changed."""
     tree: dict[str, Any] = {}
     for key, value in known.items():
         *path, last = key.split(".")
@@ -184,7 +185,7 @@ def _changed_leaf(draw: Draw, known: dict[str, Any]) -> bytes:
 
 
 def _named(case: Case) -> list[str]:
-    """The words of which a refusal must have one: of the keys and values of the case."""
+    """Return the keys and values of the case. A refusal must contain one of these words."""
     kind, _, overrides, _ = case
     if kind != "overrides":
         return []
@@ -195,7 +196,7 @@ def _named(case: Case) -> list[str]:
 
 
 def _as_read(value: str) -> str:
-    """A number as it is read and then shown: 1e9 is 1000000000.0."""
+    """Return a number as it is shown after reading: 1e9 is 1000000000.0."""
     try:
         return str(float(value))
     except ValueError:

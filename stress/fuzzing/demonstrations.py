@@ -1,5 +1,5 @@
-"""Demonstrations, rows of problems and replayed actions: files of JSON lines, of which a line or
-bytes are spoilt."""
+"""Demonstrations, rows of problems and replayed actions: files of JSON lines with a damaged line or
+damaged bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Case = tuple[str, bytes, bool]  # the kind of file, its bytes, and whether bad l
 
 
 def target(home: Path) -> Target:
-    """Files of rows; each refusal names the file."""
+    """Return the target of files of rows. Each refusal names the file."""
     env, chat = twentyq(), Chat(tiny_tokenizer())
     kinds = {
         "dialogues": _lines([{"messages": GOOD}, {"messages": GOOD, "task": "train-0"},
@@ -80,7 +80,7 @@ def target(home: Path) -> Target:
 
 
 def _solve(env: MathEnv) -> None:
-    """Every problem of a file, solved by its own solution."""
+    """Play each problem of a file with its own solution."""
     for task in [*env.tasks("train"), *env.tasks("test")]:
         env.reset(task, 0)
         for action in env.expert(task):

@@ -1,5 +1,5 @@
-"""What an endpoint sends to the client of a simulated user: spoilt bytes over a socket of this
-machine, answers and a cache that are none."""
+"""Responses of an endpoint to the client of a simulated user: damaged bytes from a local socket,
+wrong answers, and a damaged cache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Case = tuple[str, bytes, int]  # whether an answer or a cache, its bytes, and th
 
 
 class Server:
-    """A socket of this machine that sends `answer` to whoever asks, whatever they asked."""
+    """A local socket that sends `answer` to every request."""
 
     def __init__(self) -> None:
         self.answer = b""
@@ -73,7 +73,7 @@ class Server:
 
 
 def target(home: Path) -> Target:
-    """Answers to the client, and files in place of its cache."""
+    """Return the target of responses to the client, and of files in place of its cache."""
     cache = b"".join(json.dumps({"key": str(n), "answer": "x"}).encode() + b"\n" for n in range(3))
 
     @st.composite
@@ -105,7 +105,7 @@ def target(home: Path) -> Target:
 
 @st.composite
 def _responses(draw: Draw) -> bytes:
-    """A status line, headers and a body, of which mostly the body is spoilt."""
+    """Return a status line, headers and a body; usually the body is damaged."""
     body = draw(mutated_json(draw(st.sampled_from((ANSWER, ANSWER, ERROR))))).encode(
         "utf-8", "surrogatepass"
     )

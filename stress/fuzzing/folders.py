@@ -1,5 +1,5 @@
-"""Run folders: every file that is read of one is spoilt, a checkpoint's record signed again or not,
-and `ls`, `show`, `report` and the reading part of `resume` get what there is."""
+"""Run folders: a file is damaged, and sometimes the record of its checkpoint is signed again. Then
+`ls`, `show`, `report` and the reading part of `resume` read the folder."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ Case = tuple[str, bytes, tuple[str, ...], bool]  # the spoilt file, its bytes, t
 
 
 def target(home: Path) -> Target:
-    """A made-up run with a critic's notes beside a sound one, and a trained run of NLAC."""
+    """Return the target of two folders: a synthetic run with critic texts and an intact run,
+    and a trained run of NLAC."""
     write_run(home / "made" / "hurt", said=SAID)
     write_run(home / "made" / "sound", seed=1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run = trained(home / "trained", "nlac", "hurt", "steps=2")
     parts = build_parts(check(load(run.config_file, [])), None)
     sources = {"made": home / "made" / "hurt", "trained": run.folder}
-    _show(("write",), sources["made"], home)  # what is loaded on first use
+    _show(("write",), sources["made"], home)  # modules are loaded on first use
     found = {name: sorted(_spoilable(folder)) for name, folder in sources.items()}
 
     @st.composite
@@ -77,7 +78,7 @@ def target(home: Path) -> Target:
 
 
 def _spoilable(folder: Path) -> list[str]:
-    """The files of a run that hold text; of a checkpoint's models their weights are spoilt too."""
+    """Return the files of a run that hold text, and the weights of a checkpoint's models."""
     kept = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     names = [str(path.relative_to(folder)) for path in kept]
     left_out = ("cost.json", "log.txt", "tokenizer.json")
@@ -85,12 +86,13 @@ def _spoilable(folder: Path) -> list[str]:
 
 
 def _copied(source: Path, now: Path) -> Path:
-    """The run folder `hurt` anew, with the sound one beside it; large files are links."""
+    """Copy the run folder `hurt` and the intact run next to it; large files are links."""
     shutil.rmtree(now, ignore_errors=True)
     for folder in (source, source.parent / "sound"):
         if folder.exists():
             shutil.copytree(folder, now / folder.name, copy_function=os.link)
-    for file in (now / "hurt").rglob("*.jsonl"):  # what a resumed run cuts must be its own
+    # Resume truncates these files, so they must not be links.
+    for file in (now / "hurt").rglob("*.jsonl"):
         content = file.read_bytes()
         file.unlink()
         file.write_bytes(content)
@@ -98,7 +100,8 @@ def _copied(source: Path, now: Path) -> Path:
 
 
 def _sign(file: Path) -> None:
-    """Make the record of the checkpoint that a spoilt file is in fit again, so that it is read."""
+    """Update the record of the checkpoint that holds a damaged file, so that the file is
+    read."""
     folder = next((path for path in file.parents if (path / checkpoints.RECORD).exists()), None)
     if folder is None:
         return
@@ -114,7 +117,7 @@ def _sign(file: Path) -> None:
 
 
 def _resume(run: Run, parts: Parts) -> None:
-    """What `resume` reads before it trains."""
+    """Read everything that `resume` reads before training."""
     with run.lock():
         cfg = check(load(run.config_file, ["steps=9"]))
         checkpoint = run.whole_checkpoint()
@@ -126,7 +129,7 @@ def _resume(run: Run, parts: Parts) -> None:
 
 
 def _show(verb: tuple[str, ...], folder: Path, home: Path) -> None:
-    """What a person sees of a folder that is only read."""
+    """Show a folder with the commands that only read."""
     if verb[0] == "report":
         compared = gather([str(folder.parent)])
         _check_output(render(compared, 200))
@@ -142,7 +145,7 @@ def _show(verb: tuple[str, ...], folder: Path, home: Path) -> None:
 
 
 def _call(*arguments: str) -> None:
-    """A verb by the command line: UserError with what it says where it refuses."""
+    """Run a command. Raises UserError with its message if it refuses."""
     result = CliRunner().invoke(app, list(arguments))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -154,12 +157,13 @@ def _call(*arguments: str) -> None:
 
 
 def _check_output(text: str) -> None:
-    """Unfit where a text would move a terminal's cursor."""
+    """Raise Unfit if a text would move the cursor of a terminal."""
     for character in text:
         if not character.isprintable() and character != "\n":
             raise Unfit(f"control character {character!r} in {text[:80]!r}")
 
 
 def _named(case: Case) -> list[str]:
-    """A refusal names the run's folder, the run, or a key of its configuration."""
+    """Return the texts of which a refusal must contain one: the run's name, or any text if its
+    configuration is damaged."""
     return [] if case[0].endswith("config.yaml") else ["hurt"]

@@ -1,5 +1,5 @@
-"""Hostile texts, JSON values and bytes for the fuzzer: strategies that start from what is right and
-spoil it. Every case is made of texts, bytes, numbers and tuples, so that its `repr` repeats it."""
+"""Hostile texts, JSON values and bytes: strategies that damage correct values. A case consists of
+texts, bytes, numbers and tuples, so its `repr` repeats it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ BLOBS = (
 
 
 def any_text() -> st.SearchStrategy[str]:
-    """Any text, half characters included, or a hostile snippet."""
+    """Return any text, including half surrogates, or a hostile snippet."""
     return st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=20))
 
 
 def any_json() -> st.SearchStrategy[Any]:
-    """Any JSON value, a small one."""
+    """Return any small JSON value."""
     leaves = st.one_of(st.sampled_from(SCALARS), st.integers(), st.floats(), any_text())
     return st.one_of(
         st.sampled_from(SCALARS),
@@ -73,7 +73,8 @@ def any_json() -> st.SearchStrategy[Any]:
 
 @st.composite
 def mutated_texts(draw: Draw, seeds: Sequence[str], most: int = 3) -> str:
-    """A right text, spoilt in up to `most` ways: cut, repeated, nested, filled with snippets."""
+    """Return correct texts with up to `most` changes: cut, repeated, nested, or filled with
+    snippets."""
     text = draw(st.sampled_from(seeds))
     for _ in range(draw(st.integers(0, most))):
         text = _mutate_text(draw, text, seeds)
@@ -111,13 +112,13 @@ def _mutate_text(draw: Draw, text: str, seeds: Sequence[str]) -> str:
 
 
 def _long(draw: Draw, part: str) -> str:
-    """A part so often that it is as long as a name, a page or a file."""
+    """Repeat a part until it is as long as a name, a page or a file."""
     return part * max(1, draw(st.sampled_from(LONG)) // max(1, len(part)))
 
 
 @st.composite
 def mutated_json(draw: Draw, value: Any, most: int = 3) -> str:
-    """A right JSON value as text, with up to `most` of its parts spoilt."""
+    """Return a correct JSON value as text, with up to `most` parts damaged."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, most))):
         value = _mutate_json(draw, value)
@@ -125,12 +126,12 @@ def mutated_json(draw: Draw, value: Any, most: int = 3) -> str:
 
 
 def dumped(value: Any) -> str:
-    """A value as JSON, deep brackets put in."""
+    """Return a value as JSON, with deep brackets inserted."""
     return json.dumps(value).replace(json.dumps(DEEP), "[" * 50_000)
 
 
 def _mutate_json(draw: Draw, value: Any) -> Any:
-    """Walk down to some part of the value and spoil it there."""
+    """Damage a random part of the value."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):
         key = draw(st.sampled_from(sorted(value)))
         way = draw(st.integers(0, 11))
@@ -156,7 +157,7 @@ def _mutate_json(draw: Draw, value: Any) -> Any:
 
 @st.composite
 def mutated_bytes(draw: Draw, content: bytes) -> bytes:
-    """A right file, cut, filled with blobs, with bytes flipped or lines moved."""
+    """Return a correct file, cut, filled with blobs, or with bits flipped or lines moved."""
     for _ in range(draw(st.integers(1, 2))):
         begin = draw(st.integers(0, len(content)))
         end = draw(st.integers(begin, min(len(content), begin + 60)))
@@ -177,7 +178,8 @@ def mutated_bytes(draw: Draw, content: bytes) -> bytes:
 
 @st.composite
 def mutated_file(draw: Draw, content: bytes) -> bytes:
-    """A file of JSON, one value or one a line, with a value or its bytes spoilt."""
+    """Return a file of JSON, with one value or one per line, in which a value or bytes are
+    damaged."""
     if draw(st.integers(0, 3)) == 0:
         return draw(mutated_bytes(content))
     lines = content.split(b"\n")

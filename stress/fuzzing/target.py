@@ -1,4 +1,4 @@
-"""What a target of the fuzzer is, and what a refusal has to look like."""
+"""Targets of the fuzzer, and the required form of a refusal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ REMEDY = re.compile(r"[;:] | must be ")
 
 @dataclass(frozen=True)
 class Target:
-    """`run` does with a case of `cases` what the product does with it, and may raise `refusals`
-    alone, each with one of the texts in it that `named` gives for the case."""
+    """A part of the product. `run` processes a case of `cases` as the product does. It may
+    raise only `refusals`, and each must contain one of the texts that `named` returns for the
+    case."""
 
     cases: st.SearchStrategy[Any]
     run: Callable[[Any], None]
@@ -27,11 +28,11 @@ class Target:
 
 
 class Unfit(AssertionError):
-    """A refusal that does not say what it must, or an output that no terminal should get."""
+    """A refusal without the required words, or an output that is not fit for a terminal."""
 
 
 def check_refusal(error: Exception, named: Iterable[str]) -> None:
-    """Unfit where a refusal names nothing of its case, or has no remedy."""
+    """Raise Unfit if a refusal names nothing of its case or has no remedy."""
     text = str(error)
     texts = [name for name in named if name]
     if "Traceback" in text or not text.strip():

@@ -1,4 +1,5 @@
-"""Chat templates: hostile and broken ones in a tokenizer, and hostile messages in right ones."""
+"""Chat templates: hostile and broken templates in a tokenizer, and hostile messages in correct
+templates."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ Case = tuple[str, tuple[tuple[str, str], ...]]  # a template, and messages as (r
 
 
 def target(home: Path) -> Target:
-    """Templates that are checked as at the beginning of a run, and dialogues in those that pass."""
+    """Return the target of templates, which are checked as at the start of a run and then
+    render dialogues."""
     tokenizer = tiny_tokenizer()
     right = (CHATML, GEMMA, TOOLS)
 
@@ -105,7 +107,8 @@ def target(home: Path) -> Target:
 
 
 def _end_threads() -> None:
-    """End what is left of a template that took too long, so that the next one is timed alone."""
+    """End the threads of a template that took too long, so that they do not slow the next
+    one."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.ident is not None:
             stop = ctypes.py_object(SystemExit)

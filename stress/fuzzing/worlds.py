@@ -1,5 +1,5 @@
-"""What models write: texts for the worlds, and texts of a language critic's roles. A world answers
-whatever it is told, so that nothing may be raised at all, not even as a failed episode."""
+"""Model output: texts for environments and for the roles of a language critic. An environment must
+accept any text, so nothing may be raised, not even as a failed episode."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Case = tuple[str, int, tuple[str, ...]]  # the world, the task's number and the 
 
 
 def target(home: Path) -> Target:
-    """Worlds that are told spoilt versions of an expert's actions."""
+    """Return the target of environments with damaged expert actions."""
     played = list(_worlds(home))
     texts = [_expert_texts(env) for _, env in played]
 
@@ -114,7 +114,7 @@ def _worlds(home: Path) -> list[tuple[str, Env]]:
 
 
 def _expert_texts(env: Env) -> list[str]:
-    """Right actions: those of the expert in a few tasks."""
+    """Return the expert's actions in a few tasks."""
     texts: list[str] = list(CALLS if hasattr(env, "domain") else ())
     for task in (env.tasks("train") or env.tasks("test"))[:4]:
         env.reset(task, 0)
@@ -126,7 +126,7 @@ def _expert_texts(env: Env) -> list[str]:
 
 
 def _play(world: Env, case: Case, home: Path) -> None:
-    """An episode of these actions, written, read again and shown."""
+    """Play an episode with these actions, then write, read and show it."""
     env, (name, number, actions) = copy.copy(world), case
     tasks = env.tasks("train") or env.tasks("test")
     task = tasks[number % len(tasks)]
@@ -146,7 +146,7 @@ def _play(world: Env, case: Case, home: Path) -> None:
 
 
 def roles_target(home: Path) -> Target:
-    """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
+    """Return the target of role texts of NLAC, thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
     strict = PARSERS["strict"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
@@ -176,7 +176,8 @@ def roles_target(home: Path) -> Target:
 
 
 def _sum(text: str) -> None:
-    """As the tools do, which let no other characters pass; Python's own errors are theirs."""
+    """Compute a sum as the tools do, which accept no other characters. Python's own errors are
+    allowed."""
     try:
         json.dumps(tools.evaluate("".join(c for c in text if c in OF_SUMS)))
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError, MemoryError):
@@ -184,7 +185,7 @@ def _sum(text: str) -> None:
 
 
 def _refined(models: Any, one: str, two: str) -> None:
-    """An update's improvement in which every role writes one of two texts."""
+    """Run the policy improvement of an update, in which every role writes one of two texts."""
     one, two = (text.encode("utf-8", "replace").decode() for text in (one, two))
     names = ("forecast", "evaluate", "refine", "act", "backup")
     algo = bound(
