@@ -31,6 +31,7 @@ from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.check import preamble
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.forward import Passes, max_positions
+from agentrl_cli.models.load import cpu_has_bfloat16
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.demos import (
@@ -46,7 +47,7 @@ from agentrl_cli.runs.checkpoints import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.distributed import RankActors, RankGenerator, check_agreement
 from agentrl_cli.training.learner import Learner
-from agentrl_cli.training.memory_plan import validate_context
+from agentrl_cli.training.memory_plan import device_type, validate_context
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -409,6 +410,15 @@ def busy_machine() -> str | None:
         return None
     line = f"this run uses {threads} threads, but other programs keep {load:.0f} of {cores} cores"
     return f"{line} busy; hardware.threads=1 may be much faster"
+
+
+def slow_dtype(cfg: DictConfig) -> str | None:
+    """Return a hint if a CPU without instructions for bfloat16 computes in it."""
+    is_slow = device_type(cfg) == "cpu" and not cpu_has_bfloat16()
+    if cfg.model.get("dtype") != "bfloat16" or not is_slow:
+        return None
+    line = "warning: this CPU has no instructions for bfloat16 and is many times slower with it"
+    return f"{line}; give model.dtype=float32"
 
 
 def keep_freed_memory() -> None:

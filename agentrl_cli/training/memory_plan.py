@@ -22,7 +22,7 @@ from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
-from agentrl_cli.models.load import adapter_sizes, dtype_of, load_shapes
+from agentrl_cli.models.load import adapter_sizes, cpu_has_bfloat16, dtype_of, load_shapes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -266,8 +266,9 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
         if cfg.model.lora is None:
             values["model.lora"] = LORA
-        config = as_dataclass(cfg.model, ModelConfig)
-        if dtype_of(config, torch.device(device_type(cfg))) == torch.float32:
+        config, device = as_dataclass(cfg.model, ModelConfig), torch.device(device_type(cfg))
+        is_fast = device.type == "cuda" or cpu_has_bfloat16()
+        if is_fast and dtype_of(config, device) == torch.float32:
             values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
     for key, value in values.items():

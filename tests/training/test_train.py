@@ -19,7 +19,13 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.build import available_cores, build_parts, busy_machine, set_threads
+from agentrl_cli.training.build import (
+    available_cores,
+    build_parts,
+    busy_machine,
+    set_threads,
+    slow_dtype,
+)
 from agentrl_cli.training.learner import NonFiniteError
 from agentrl_cli.training.loop import due, rollout_metrics
 from tests.builders.runs import (
@@ -310,6 +316,16 @@ def test_busy_machine_gets_a_hint(monkeypatch: pytest.MonkeyPatch):
         torch.set_num_threads(threads)
         found.append(busy_machine() is not None)
     assert found == [True, False, False]
+
+
+@pytest.mark.parametrize(("dtype", "has_instructions", "is_hinted"), [
+    ("bfloat16", False, True), ("bfloat16", True, False), ("auto", False, False),
+])  # fmt: skip
+def test_slow_dtype_gets_a_hint(
+    dtype: str, has_instructions: bool, is_hinted: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentrl_cli.training.build.cpu_has_bfloat16", lambda: has_instructions)
+    assert (slow_dtype(compose([f"model.dtype={dtype}"])) is not None) == is_hinted
 
 
 @pytest.mark.slow
