@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,7 +30,7 @@ from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.grader import grade
 from agentrl_cli.models.load import cpu_has_bfloat16
 from bench.peers.environments import SIDES, environment, one_thread
-from bench.results import is_done
+from bench.results import train
 
 ROOT = Path(__file__).parents[1]
 RESULT, PARITY = (ROOT / "docs" / "results" / f"{name}.json" for name in ("trl_learning", "parity"))
@@ -38,7 +38,7 @@ DTYPE = "bfloat16" if cpu_has_bfloat16() else "float32"  # of the weights, as mo
 UPDATES, PROBLEMS, GROUP, RATE = 24, 8, 8, 3e-4
 SEEDS = (0, 1, 2)
 RECIPE = ("recipe=arithmetic_smollm2", "env.turn_mode=single", "hardware.threads=1")
-SFT = ("algo=sft", "seed=0", "name=start")
+SFT = ("algo=sft", "seed=0")
 GRPO = (
     "algo=grpo", "init=null", f"algo.group_size={GROUP}", f"algo.optimizer.lr={RATE}",
     "algo.minibatch_tokens=1000000", "algo.advantage_std=sample",
@@ -48,17 +48,19 @@ GRPO = (
 Side = dict[str, Any]
 
 
-def train(folder: Path, name: str, *settings: str) -> Path:
-    """Return the folder of a run of agentrl, which is trained unless it is done."""
-    run = folder / name
-    if not is_done(run):
-        command = (
-            ["resume", str(run)]
-            if run.exists()
-            else ["train", *RECIPE, *settings, f"runs={folder}"]
-        )
-        subprocess.run([sys.executable, "-m", "agentrl_cli.cli", *command], cwd=ROOT, check=True)
-    return run
+class Work(NamedTuple):
+    """A run of agentrl."""
+
+    name: str
+    options: tuple[str, ...]
+
+    @property
+    def start(self) -> None:
+        """The run that it starts from; None: the initial model."""
+
+    def settings(self) -> list[str]:
+        """Return the overrides of the run."""
+        return [*RECIPE, *self.options]
 
 
 def initial_model(folder: Path) -> Path:
@@ -66,7 +68,7 @@ def initial_model(folder: Path) -> Path:
     adapters."""
     model = folder / "model"
     if not model.exists():
-        policy, tokenizer = load_policy(str(train(folder, "start", *SFT)))
+        policy, tokenizer = load_policy(str(train(Work("start", SFT), folder)))
         policy.save_pretrained(model)
         tokenizer.save_pretrained(model)
     return model
@@ -79,8 +81,7 @@ def grpo(model: Path) -> list[str]:
 
 def ours(folder: Path, model: Path, seed: int) -> Side:
     """Return the mean reward of each update of agentrl."""
-    name = f"grpo_s{seed}"
-    run = train(folder, name, *grpo(model), f"seed={seed}", f"name={name}")
+    run = train(Work(f"grpo_s{seed}", (*grpo(model), f"seed={seed}")), folder)
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return {"rewards": [round(row["reward/mean"], 4) for row in rows if "time/train" in row]}
 
