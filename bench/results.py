@@ -9,7 +9,8 @@ Every algorithm gets the same:
 3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
 
 Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
-interrupted goes on. Each has one thread. The trials go to docs/results/ENV_trials.json, the results
+interrupted goes on; with --missing also those are not repeated whose records are stored. Each has
+one thread. The trials go to docs/results/ENV_trials.json, the results
 to ENV.json, ENV_critic.json and ENV_curves.json, those of SmolLM2 to smollm2.json. Last, it prints
 the settings that the recipe must have.
 """
@@ -75,6 +76,7 @@ STEP_SIZE = {
 }  # fmt: skip
 SFT_STEPS = (3, 6, 9, 12)
 STARTS: defaultdict[Path, Lock] = defaultdict(Lock)  # runs from which several others start
+FILES = Lock()  # for writing records
 Rows = list[dict[str, Any]]
 Changes = dict[str, float]
 
@@ -175,7 +177,10 @@ class Plan:
         """The overrides of the run."""
         options = [f"{group}={name}" for group, name in self.options.items()]
         changes = [f"{key}={value:g}" for key, value in self.changes]
-        judged = ["eval.splits=[val]", f"eval.episodes_per_task={VAL_EPISODES // self._val_tasks}"]
+        judged = [
+            "eval.splits=[val]", f"eval.episodes_per_task={VAL_EPISODES // self._val_tasks}",
+            "eval.baseline=false",
+        ]  # fmt: skip
         if self.algo == "nlac":
             judged.append("algo.diagnostics.num_states=0")
         always = [f"seed={self.seed}", "hardware.threads=1", "eval.greedy=false"]
@@ -239,10 +244,11 @@ def at_size(plan: Plan, factor: float) -> Changes:
 
 
 class Tuning:
-    """The trials of an algorithm, which `run` does one after another."""
+    """The trials of an algorithm, which `run` does one after another. Those in `stored` are not
+    repeated."""
 
-    def __init__(self, env: str, what: str, folder: Path) -> None:
-        self.env, self.what, self.folder = env, what, folder
+    def __init__(self, env: str, what: str, folder: Path, stored: Rows) -> None:
+        self.env, self.what, self.folder, self.stored = env, what, folder, stored
         self.comparison = COMPARISONS[env]
         self.plan = Plan(env, what, TRIAL_SEED)
         self.rows: Rows = []
@@ -259,16 +265,20 @@ class Tuning:
         if steps := horizons(self.env, self.plan.algo):
             longest = {"steps": max(steps), "eval_every": min(steps)}
             self.judge("long", best_trial(self.rows)["changes"] | longest)
-        write(f"{self.env}_trials.json", self.rows)
 
     def judge(self, trial: str, changes: Changes) -> float:
-        """Run a trial and return its last success on `val`."""
+        """Run a trial, store it, and return its last success on `val`."""
         plan = Plan(self.env, self.what, TRIAL_SEED, trial, tuple(changes.items()))
-        rows = [row for row in metrics(train(plan, self.folder)) if "eval/val_success" in row]
         common = named(plan) | {"trial": trial, "changes": changes}
-        self.rows += [common | {"step": r["step"], "val": r["eval/val_success"]} for r in rows]
-        print(plan.name, changes, [round(row["eval/val_success"], 3) for row in rows], flush=True)
-        return rows[-1]["eval/val_success"]
+        rows = [row for row in self.stored if row == row | common]
+        if not rows:
+            found = [row for row in metrics(train(plan, self.folder)) if "eval/val_success" in row]
+            rows = [common | {"step": r["step"], "val": r["eval/val_success"]} for r in found]
+        self.rows += rows
+        self.stored = [row for row in self.stored if row["trial"] != trial]
+        write(f"{self.env}_trials.json", [*self.rows, *self.stored])
+        print(plan.name, changes, [round(row["val"], 3) for row in rows], flush=True)
+        return rows[-1]["val"]
 
 
 def next_rate(success: dict[float, float]) -> float | None:
@@ -284,15 +294,17 @@ def best_trial(rows: Rows) -> dict[str, Any]:
     return max(last.values(), key=lambda row: row["val"])
 
 
+def trials(env: str, what: str) -> Rows:
+    """Return the stored trials of an algorithm."""
+    return [r for r in load(f"{env}_trials.json") if (r["variant"] or r["algo"]) == what]
+
+
 def best_plan(env: str, what: str, seed: int) -> Plan:
     """Return the run with the settings that the trials chose, or with those of the recipe if there
     were none. An ablation has the settings of its algorithm."""
     plan = Plan(env, what, seed)
     for name in (what, plan.algo):
-        rows = [
-            row for row in load(f"{env}_trials.json") if (row["variant"] or row["algo"]) == name
-        ]
-        if rows:
+        if rows := trials(env, name):
             steps = horizons(env, plan.algo)
             long = [row for row in rows if row["trial"] == "long" and row["step"] in steps]
             changes = best_trial(rows)["changes"]
@@ -331,6 +343,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "model": "smollm2" if plan.env.endswith("smollm2") else "tiny",
         "init": plan.start.what if plan.start else "base",
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
+        "changes": dict(plan.changes),
     }
     return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
 
@@ -403,9 +416,10 @@ def load(name: str) -> Rows:
 def write(name: str, rows: Rows) -> None:
     """Replace the stored records of the same runs; the others stay."""
     known = set(map(run_key, rows))
-    kept = [row for row in load(name) if run_key(row) not in known]
-    everything = sorted([*kept, *rows], key=run_key)
-    (RESULTS / name).write_text(json.dumps(everything, indent=1) + "\n")
+    with FILES:
+        kept = [row for row in load(name) if run_key(row) not in known]
+        everything = sorted([*kept, *rows], key=run_key)
+        (RESULTS / name).write_text(json.dumps(everything, indent=1) + "\n")
     print(f"{len(rows)} records of {len(everything)} in docs/results/{name}")
 
 
@@ -415,11 +429,16 @@ def run_key(record: dict[str, Any]) -> tuple[Any, ...]:
     return *names, record["seed"]
 
 
+def result_name(env: str) -> str:
+    """Return the beginning of the names of an environment's results."""
+    return COMPARISONS[env].file or env
+
+
 def store(plans: Sequence[Plan], folder: Path) -> None:
     """Write the records of the runs that are done."""
     done = [(plan, folder / plan.name) for plan in plans if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
-    name = COMPARISONS[plans[0].env].file or plans[0].env
+    name = result_name(plans[0].env)
     write(f"{name}.json", rows)
     for row in rows:
         if row["split"] == "test" and preset(row) in PRESETS:
@@ -430,7 +449,6 @@ def store(plans: Sequence[Plan], folder: Path) -> None:
     for kind, found in (("critic", critics), ("curves", curves)):
         if found:
             write(f"{name}_{kind}.json", found)
-    print(markdown(gather([str(run) for _, run in done])))
 
 
 def is_tuned(what: str) -> bool:
@@ -438,12 +456,25 @@ def is_tuned(what: str) -> bool:
     return what in {name for comparison in COMPARISONS.values() for name in comparison.names}
 
 
-def compare(env: str, what: str, folder: Path) -> None:
-    """Tune an algorithm and train it with each seed."""
+def is_stored(plan: Plan) -> bool:
+    """Return whether the results have a record of a run with the same settings."""
+    common = named(plan) | {"changes": dict(plan.changes)}
+    return any(row == row | common for row in load(f"{result_name(plan.env)}.json"))
+
+
+def tune(env: str, what: str, folder: Path, missing: bool) -> None:
+    """Do the trials of an algorithm, or those that have no record."""
     if is_tuned(what):
-        Tuning(env, what, folder).run()
+        Tuning(env, what, folder, trials(env, what) if missing else []).run()
+
+
+def compare(env: str, what: str, folder: Path, missing: bool) -> None:
+    """Train an algorithm with its best settings and each seed, or with those that have no record."""
     for seed in COMPARISONS[env].seeds:
-        train(best_plan(env, what, seed), folder)
+        plan = best_plan(env, what, seed)
+        if not (missing and is_stored(plan)):
+            train(plan, folder)
+            store([plan], folder)
 
 
 def main() -> None:
@@ -453,6 +484,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms and ablations to run")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--folder", type=Path, help="of the runs; default: runs/results/ENV")
+    parser.add_argument("--missing", action="store_true", help="only what has no record")
+    parser.add_argument("--trials", action="store_true", help="only the trials")
     asked = parser.parse_args()
     folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -460,9 +493,13 @@ def main() -> None:
     with ThreadPoolExecutor(asked.jobs) as pool:
         first = [name for name in names if name == "sft"]  # others start from it
         for group in (first, [name for name in names if name not in first]):
-            list(pool.map(lambda what: compare(asked.env, what, folder), group))
+            list(pool.map(lambda what: tune(asked.env, what, folder, asked.missing), group))
+        if asked.trials:
+            return
+        list(pool.map(lambda what: compare(asked.env, what, folder, asked.missing), names))
     plans = [best_plan(asked.env, w, s) for w in names for s in COMPARISONS[asked.env].seeds]
-    store(plans, folder)
+    runs = [str(folder / plan.name) for plan in plans if is_done(folder / plan.name)]
+    print(markdown(gather(runs)) if runs else "no run")
     for what in names:
         plan = best_plan(asked.env, what, 0)
         own = {key: OmegaConf.select(plan.config, key) for key, _ in plan.changes}

@@ -57,15 +57,21 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
         steps = [6, 12, 18, 24, 30, 36, 42, 48] if "steps" in changes else [12]
         rows = [{"step": step, "eval/val_success": success(plan, step)} for step in steps]
         run = folder / plan.name
-        run.mkdir()
+        run.mkdir(exist_ok=True)
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return run
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "train", train)
-    results.Tuning("twentyq", "grpo", tmp_path).run()
+    results.tune("twentyq", "grpo", tmp_path, missing=False)
     rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
     assert done == [*rates, "size_0.5", "size_2", "long"]
+    stored = results.load("twentyq_trials.json")
+    results.tune("twentyq", "grpo", tmp_path, missing=True)
+    assert len(done) == 8 and results.load("twentyq_trials.json") == stored
+    (tmp_path / "twentyq_trials.json").write_text(json.dumps(stored[2:]))
+    results.tune("twentyq", "grpo", tmp_path, missing=True)
+    assert done[8:] == rates[:2] and len(results.load("twentyq_trials.json")) == len(stored)
     chosen = dict(best_plan("twentyq", "grpo", 0).changes)
     assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 3000, "steps": 12}
     assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
