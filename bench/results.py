@@ -469,7 +469,7 @@ def tune(env: str, what: str, folder: Path, missing: bool) -> None:
 
 
 def compare(env: str, what: str, folder: Path, missing: bool) -> None:
-    """Train an algorithm with its best settings and each seed, or with those that have no record."""
+    """Train an algorithm with its best settings, with each seed or those that have no record."""
     for seed in COMPARISONS[env].seeds:
         plan = best_plan(env, what, seed)
         if not (missing and is_stored(plan)):
