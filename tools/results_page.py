@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
-from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS
+from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, horizons
 
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -171,6 +171,26 @@ def tuning() -> str:
     return "\n\n".join(tables)
 
 
+def trials() -> str:
+    """Return the success on `val` of each trial for the next comparison."""
+    tables = []
+    for env, name in ENVIRONMENTS.items():
+        if not (RECORDS / f"{env}_trials.json").exists():
+            continue
+        rows, cells = load(f"{env}_trials"), []
+        rates = sorted({float(r["trial"][5:]) for r in rows if r["trial"].startswith("rate_")})
+        names = [*(f"rate_{rate:g}" for rate in rates), "size_0.5", "size_2"]
+        for what in dict.fromkeys(row["variant"] or row["algo"] for row in rows):
+            own = [row for row in rows if (row["variant"] or row["algo"]) == what]
+            last = {row["trial"]: share(row["val"]) for row in own}
+            long = {row["step"]: row["val"] for row in own if row["trial"] == "long"}
+            stops = [f"{n}: {share(long[n])}" for n in horizons(env, what) if n in long]
+            cells.append([what, *(last.get(trial, "") for trial in names), ", ".join(stops)])
+        header = ["algorithm", *(f"{r:g}" for r in rates), "half step", "double", "long run"]
+        tables.append(f"On {name}:\n\n{markdown(' | '.join(header), cells)}")
+    return "\n\n".join(tables)
+
+
 def critic_quality() -> str:
     """Return the values of docs/results/critics.json, with a column for each environment."""
     found = load("critics")
@@ -288,6 +308,7 @@ def page() -> str:
         "demonstrations": by_demonstrations(load("stepagent")),
         "differences": differences(rows, spread),
         "tuning": tuning(),
+        "trials": trials(),
         "written": critics("nlac/brier", WRITTEN, ENVIRONMENTS | ablated),
         "scalar": critics("critic/brier", SCALAR, ENVIRONMENTS),
         "critic_quality": critic_quality(),
