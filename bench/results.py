@@ -3,8 +3,9 @@
 Every algorithm gets the same:
 
 1. Trials, judged on the split `val`, with a seed that no comparison uses: some learning rates, then
-   other sizes of the optimizer step at the best rate. The other rates of an algorithm keep their
-   ratio to its main rate. While the best rate is at the edge, the next one is tried as well.
+   other sizes of the optimizer step at the best rate. Rates of heads and critics keep their ratio
+   to the main rate, but for the critic of `archer` and the discriminator of StepAgent. While the
+   best rate is at the edge, the next one is tried as well.
 2. A longer run with the best settings. `val` chooses after how many updates to stop.
 3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
 
@@ -18,6 +19,7 @@ the settings that the recipe must have.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import subprocess
@@ -74,7 +76,8 @@ STEP_SIZE = {
     "nlac": "algo.advanced.minibatch_tokens", "stepagent_inverse": "algo.ppo.minibatch_tokens",
     "archer": "algo.actor_states",
 }  # fmt: skip
-SFT_STEPS = (3, 6, 9, 12)
+HORIZONS = {"archer": (24, 48)}  # the first 20 updates train its critic alone
+HEADLINE = ("nlac", "self_ac", "grpo", "rft", "sft", "stepagent_implicit", "stepagent_inverse")
 STARTS: defaultdict[Path, Lock] = defaultdict(Lock)  # runs from which several others start
 FILES = Lock()  # for writing records
 Rows = list[dict[str, Any]]
@@ -91,7 +94,7 @@ class Comparison:
     extended: bool = True  # if the best rate is at the edge
     step_sizes: tuple[float, ...] = (0.5, 2.0)  # of the recipe's
     steps: tuple[int, ...] = (6, 12, 24, 48)  # to choose from; none: the recipe's
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of HEADLINE; the others have the first three
     file: str = ""  # of the results; default: that of the environment
 
 
@@ -109,7 +112,7 @@ COMPARISONS = {
     "tau_mini": Comparison(tasks={"test": 30, "train": 90, "val": 30}),
     "arithmetic": Comparison(tasks={"test": 200, "train": 1000, "val": 100}),
     "wiki": Comparison(tasks={"test": 80, "train": 240, "val": 40}),
-    "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 100}, **SMOLLM2),
+    "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 85}, **SMOLLM2),
     "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **SMOLLM2),
 }
 TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
@@ -118,7 +121,13 @@ TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
 def horizons(env: str, algo: str) -> tuple[int, ...]:
     """Return the numbers of updates of which `val` chooses one."""
     steps = COMPARISONS[env].steps
-    return SFT_STEPS if steps and algo == "sft" else steps
+    return HORIZONS.get(algo, steps) if steps else ()
+
+
+def seeds(env: str, what: str) -> tuple[int, ...]:
+    """Return the seeds of the runs of an algorithm or ablation."""
+    every = COMPARISONS[env].seeds
+    return every if what in HEADLINE else every[:3]
 
 
 class Trainable(Protocol):
@@ -197,9 +206,12 @@ class Plan:
 def train(plan: Trainable, folder: Path) -> Path:
     """Return the folder of a run. Train it, and before it the run that it starts from, unless they
     are done."""
-    run = folder / plan.name
+    run, note = folder / plan.name, folder / f"{plan.name}.settings"
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
     with STARTS[run]:
+        if run.exists() and note.exists() and note.read_text() != fingerprint(plan):
+            raise SystemExit(f"{run} has other settings; remove it to repeat the run")
+        note.write_text(fingerprint(plan))
         if not is_done(run):
             if run.exists() and not list(run.glob("checkpoints/*")):
                 shutil.rmtree(run)  # it was interrupted before its first checkpoint
@@ -211,6 +223,15 @@ def train(plan: Trainable, folder: Path) -> Path:
                     [*AGENTRL, *command], check=True, cwd=ROOT, stdout=log, stderr=log
                 )  # fmt: skip
     return run
+
+
+def fingerprint(plan: Trainable) -> str:
+    """Return a hash of all settings of a run and of the run that it starts from."""
+    settings = OmegaConf.to_container(compose(plan.settings()))
+    assert isinstance(settings, dict)
+    own = {key: value for key, value in settings.items() if key not in ("init", "name", "runs")}
+    start = fingerprint(plan.start) if plan.start else None
+    return hashlib.sha256(json.dumps([own, start], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def train_all(work: Sequence[Trainable], folder: Path, jobs: int) -> None:
@@ -269,7 +290,7 @@ class Tuning:
     def judge(self, trial: str, changes: Changes) -> float:
         """Run a trial, store it, and return its last success on `val`."""
         plan = Plan(self.env, self.what, TRIAL_SEED, trial, tuple(changes.items()))
-        common = named(plan) | {"trial": trial, "changes": changes}
+        common = named(plan) | {"trial": trial, "changes": changes, "settings": fingerprint(plan)}
         rows = [row for row in self.stored if row == row | common]
         if not rows:
             found = [row for row in metrics(train(plan, self.folder)) if "eval/val_success" in row]
@@ -343,7 +364,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "model": "smollm2" if plan.env.endswith("smollm2") else "tiny",
         "init": plan.start.what if plan.start else "base",
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
-        "changes": dict(plan.changes),
+        "settings": fingerprint(plan),
     }
     return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
 
@@ -402,9 +423,10 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
     }
 
 
-def preset(record: dict[str, Any]) -> str:
-    """Return the name under which `agentrl reproduce` repeats the run of a record."""
-    return f"{record['env']}_{record['variant'] or record['algo']}"
+def preset(plan: Plan) -> str | None:
+    """Return the name under which `agentrl reproduce` repeats a run."""
+    options = [f"{group}={name}" for group, name in plan.options.items()]
+    return next((name for name in PRESETS if preset_overrides(name) == options), None)
 
 
 def load(name: str) -> Rows:
@@ -440,10 +462,11 @@ def store(plans: Sequence[Plan], folder: Path) -> None:
     rows = [row for plan, run in done for row in records(plan, run)]
     name = result_name(plans[0].env)
     write(f"{name}.json", rows)
-    for row in rows:
-        if row["split"] == "test" and preset(row) in PRESETS:
+    for plan, run in done:
+        if name_of_preset := preset(plan):
+            row = next(row for row in records(plan, run) if row["split"] == "test")
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
-            reproduce.store_result(preset(row), row["seed"], found)
+            reproduce.store_result(name_of_preset, row["seed"], found)
     critics = [row for plan, run in done for row in critic_records(plan, run)]
     curves = [curve(plan, run) for plan, run in done if plan.what in PLAYERS]
     for kind, found in (("critic", critics), ("curves", curves)):
@@ -458,7 +481,7 @@ def is_tuned(what: str) -> bool:
 
 def is_stored(plan: Plan) -> bool:
     """Return whether the results have a record of a run with the same settings."""
-    common = named(plan) | {"changes": dict(plan.changes)}
+    common = named(plan) | {"settings": fingerprint(plan)}
     return any(row == row | common for row in load(f"{result_name(plan.env)}.json"))
 
 
@@ -470,7 +493,7 @@ def tune(env: str, what: str, folder: Path, missing: bool) -> None:
 
 def compare(env: str, what: str, folder: Path, missing: bool) -> None:
     """Train an algorithm with its best settings, with each seed or those that have no record."""
-    for seed in COMPARISONS[env].seeds:
+    for seed in seeds(env, what):
         plan = best_plan(env, what, seed)
         if not (missing and is_stored(plan)):
             train(plan, folder)
@@ -497,7 +520,7 @@ def main() -> None:
         if asked.trials:
             return
         list(pool.map(lambda what: compare(asked.env, what, folder, asked.missing), names))
-    plans = [best_plan(asked.env, w, s) for w in names for s in COMPARISONS[asked.env].seeds]
+    plans = [best_plan(asked.env, what, s) for what in names for s in seeds(asked.env, what)]
     runs = [str(folder / plan.name) for plan in plans if is_done(folder / plan.name)]
     print(markdown(gather(runs)) if runs else "no run")
     for what in names:

@@ -4,10 +4,12 @@ The loss is direct preference optimization (Rafailov et al. 2023, arXiv 2305.182
 chosen episode w and rejected episode l:
 
     L = - log sigmoid( beta log pi(w)/pi_ref(w) - beta log pi(l)/pi_ref(l) )
+        - nll_coef log pi(w)/|w|
 
-The pairs are those of ETO (Song et al. 2024, arXiv 2403.02502): play, keep the failures, prefer the
-demonstration. Left out: pairs of two episodes of the policy, and failures at tasks without a
-demonstration, which are counted.
+The second term (Pang et al. 2024, arXiv 2404.19733) keeps the likelihood of w; |w| is its number of
+tokens. The pairs are those of ETO (Song et al. 2024, arXiv 2403.02502): play, keep the failures,
+prefer the demonstration. Left out: pairs of two episodes of the policy, and failures without a
+demonstration of the task that begins with the same observation, which are counted.
 """
 
 from __future__ import annotations
@@ -52,9 +54,14 @@ class DPO(DPOConfig, Algorithm):
         })  # fmt: skip
 
     def _pair(self, episode: Episode) -> Pair | None:
-        """Return a demonstration of the task and the failure; None if there is no demonstration or
-        either has a context restart."""
-        demos = [demo for demo in self.context.demos if demo.task.id == episode.task.id]
+        """Return a demonstration of the task and the failure; None if no demonstration begins with
+        the same observation, or either has a context restart."""
+        first = episode.turns[0].observation_ids
+        demos = [
+            demo
+            for demo in self.context.demos
+            if demo.task.id == episode.task.id and demo.turns[0].observation_ids == first
+        ]
         if not demos:
             return None
         seed = derive_seed(self.context.seed, "pair", self.context.step, episode.id)

@@ -8,16 +8,17 @@ the actor on all of its turns (lambda discounts):
     s_0 | cp_0 | a_0 o_0 | cp_1 | a_1 o_1 | ... | a_{n-1} o_{n-1} | cp_n
 
     T_k^m = sum_{j<m} lambda^j r_{k+j} + lambda^m V_{k+m}
-    L_critic = mean_m sum_k (V_k - T_k^m)^2
+    L_critic = mean_m mean_k (V_k - T_k^m)^2
     L_actor = - mean_k min(r_k A_k, clip(r_k, 1 - eps, 1 + eps) A_k)
     L = alpha L_critic + (1 - alpha) L_actor
 
 An episode has n turns, n + 1 states and rewards r_0 ... r_n; r_n, in the last state's place, is the
 outcome. A context restart starts a new sample.
 
-The only source is a set of slides. Our choices: the advantage is GAE over turns (arXiv 1506.02438).
-A truncated episode bootstraps from its last value, which is not trained. The ratio of a turn may be
-its geometric mean per token (arXiv 2507.18071). The slides name three agents: ReAct uses the turns
+The only source is a set of slides. Our choices: L_critic is a mean over states, where the slides
+have a squared norm. The log-probs of the ratio come from the trainer. The advantage is GAE over
+turns (arXiv 1506.02438). A truncated episode bootstraps from its last value, which is not trained.
+The ratio of a turn may be its geometric mean per token (arXiv 2507.18071). The slides name three agents: ReAct uses the turns
 of the environment; CoT splits an answer into thoughts (`thought_tokens`); ToT searches with the
 trained critic (generators/tree_search.py).
 """
@@ -331,6 +332,7 @@ def split_turn(turn: Turn, decode: Decode, min_tokens: int) -> list[Turn]:
     first, last = parts[0], parts[-1]
     first.observation, first.observation_ids = turn.observation, turn.observation_ids
     first.context_reset = turn.context_reset
+    last.info = dict(turn.info)
     last.reward, last.done, last.finish_reason = turn.reward, turn.done, turn.finish_reason
     return parts
 

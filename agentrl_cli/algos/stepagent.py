@@ -23,7 +23,7 @@ state and action, or an episode with all of its actions.
 
 Our choices: a sample at a cut is an episode of one turn with the mean reward of the other samples
 in its state as baseline; in whole episodes the baseline is a learned value. Rewards come from a
-discriminator that was trained on other expert states or episodes. One update is one cycle. Left
+discriminator that was trained on other expert states or episodes in this update. One update is one cycle. Left
 out: training the discriminator to convergence in every cycle.
 """
 
@@ -342,14 +342,22 @@ def discriminator_halves(
     attempts: list[Attempt], per_fragment: int, context: Context
 ) -> tuple[list[Attempt], list[Attempt]]:
     """Return the attempts at one half of the fragments and those at the other; each fragment has
-    `per_fragment`. With the same fragments, the halves swap in every second update."""
-    firsts = list(range(0, len(attempts), per_fragment))
-    random.Random(derive_seed(context.seed, "halves", context.step // 2)).shuffle(firsts)
+    `per_fragment`. Equal states stay in one half, unless one state has most of the fragments. With
+    the same fragments, the halves swap in every second update."""
+    firsts = range(0, len(attempts), per_fragment)
     middle = len(firsts) // 2
-    one, other = (
-        [attempts[first + k] for first in half for k in range(per_fragment)]
-        for half in (firsts[:middle], firsts[middle:])
-    )
+    by_state: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for first in firsts:
+        by_state[tuple(attempts[first].fragment.state_ids)].append(first)
+    groups = list(by_state.values())
+    if max(map(len, groups), default=0) > middle:
+        groups = [[first] for first in firsts]
+    random.Random(derive_seed(context.seed, "halves", context.step // 2)).shuffle(groups)
+    one: list[Attempt] = []
+    other: list[Attempt] = []
+    for group in groups:
+        half = one if len(one) < middle * per_fragment else other
+        half += [attempts[first + k] for first in group for k in range(per_fragment)]
     return (other, one) if context.step % 2 else (one, other)
 
 

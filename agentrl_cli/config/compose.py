@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_cli.config.renames import PRESETS, replace_old_names, update_stored
@@ -42,6 +43,7 @@ SECRETS = {
     ),
 }
 SECRET_KEYS = re.compile(r"(?:^|_)(?:api_?key|password|passwd|secret|access_token)$", re.IGNORECASE)
+HYDRA = Lock()  # Hydra has one global state
 NO_SECRETS = "configurations are stored and shared, so give secrets in environment variables"
 
 
@@ -292,9 +294,10 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     )  # fmt: skip
     overrides = search_path(config_dir) + overrides
     try:
-        register_sections(config_dir)
-        with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
-            cfg = hydra.compose("config", overrides, return_hydra_config=True)
+        with HYDRA:
+            register_sections(config_dir)
+            with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
+                cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except unreadable as error:
         line = f"the configuration cannot be composed: {_reason(error)}"
         raise UserError(line, code="cannot-compose") from None

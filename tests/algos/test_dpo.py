@@ -60,6 +60,10 @@ def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     restarted.turns[1].context_reset = True
     algo.context.demos = [DEMO]
     assert phase_of(algo, [restarted]).samples == []
+    greeted = deepcopy(DEMO)
+    greeted.turns[0].observation_ids = [*DEMO.turns[0].observation_ids, 5]
+    algo.context.demos = [greeted]
+    assert phase_of(algo, [LOST]).samples == []
 
 
 def test_failures_draw_demonstrations(model_folder: Path):

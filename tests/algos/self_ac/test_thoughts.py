@@ -58,6 +58,7 @@ def test_thoughts_keep_tokens_and_reward():
     whole = split_episode(game, CHAT.decode, 1)
     assert whole.tokens == game.tokens and whole.reward == game.reward
     assert [turn.done for turn in whole.turns] == [False, False, False, True]
+    assert whole.success and not split_episode(reasoned(won=False), CHAT.decode, 1).success
 
 
 def test_credit_of_thoughts_by_hand(model_folder: Path):
