@@ -18,9 +18,9 @@ outcome. A context restart starts a new sample.
 The only source is a set of slides. Our choices: L_critic is a mean over states, where the slides
 have a squared norm. The log-probs of the ratio come from the trainer. The advantage is GAE over
 turns (arXiv 1506.02438). A truncated episode bootstraps from its last value, which is not trained.
-The ratio of a turn may be its geometric mean per token (arXiv 2507.18071). The slides name three agents: ReAct uses the turns
-of the environment; CoT splits an answer into thoughts (`thought_tokens`); ToT searches with the
-trained critic (generators/tree_search.py).
+The ratio of a turn may be its geometric mean per token (arXiv 2507.18071). The slides name three
+agents: ReAct uses the turns of the environment; CoT splits an answer into thoughts
+(`thought_tokens`); ToT searches with the trained critic (generators/tree_search.py).
 """
 
 from __future__ import annotations

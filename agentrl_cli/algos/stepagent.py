@@ -23,8 +23,8 @@ state and action, or an episode with all of its actions.
 
 Our choices: a sample at a cut is an episode of one turn with the mean reward of the other samples
 in its state as baseline; in whole episodes the baseline is a learned value. Rewards come from a
-discriminator that was trained on other expert states or episodes in this update. One update is one cycle. Left
-out: training the discriminator to convergence in every cycle.
+discriminator that was trained on other expert states or episodes in this update. One update is one
+cycle. Left out: training the discriminator to convergence in every cycle.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class NLRL(NLRLConfig, NLAC):
             for turn, row in zip(turns, rollouts, strict=True)
             if row
         ]  # fmt: skip
-        written = iter(self.roles.write("aggregate", prompts, "target"))
+        written = iter(self.roles.write("aggregate", prompts, self.advanced.backup_model))
         return [self.roles.if_valid(next(written)[0]) if row else None for row in rollouts]
 
 

@@ -187,15 +187,15 @@ class NLAC(NLACConfig, Algorithm):
     def successor_targets(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Ids | None]:
         """Return the targets y of the successor model. `episodes` are those in the buffer."""
 
-        def true_end(turn: TurnRef) -> str | None:
-            """Return the true outcome of the episode of a last turn, as the whole target or as the
+        def true_end(turn: TurnRef) -> tuple[TurnRef, str] | None:
+            """Return a last turn and the true outcome of its episode, as the whole target or as the
             forecast that is backed up. Success or failure enters only here."""
             if turn.episode.stop != "done":
                 return None
             ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
             if self.advanced.terminal_targets == "backup":
-                return outcome_word(ended)
-            return self.outcome_text(last_turn(ended).response, ended)
+                return last_turn(ended), outcome_word(ended)
+            return last_turn(ended), self.outcome_text(last_turn(ended).response, ended)
 
         return backup_targets(self.roles, turns, true_end, self.ablation)
 

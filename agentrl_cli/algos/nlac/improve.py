@@ -153,6 +153,7 @@ class FrozenCritic(Ablation):
 class Majority(Ablation):
     """No critic: the policy trains on its most frequent action."""
 
+    trains_critic = False
     uses_critic = False
 
 
@@ -292,7 +293,8 @@ class ActionSelector:
             return []
         if self.settings.policy_target == "best_of_n":
             return _less_draws(group, chosen)
-        if self.settings.advanced.drop_unchanged and chosen is group.first:
+        drops = self.settings.policy_target == "refined" and self.settings.advanced.drop_unchanged
+        if drops and chosen is group.first:
             return []
         return [TrainingTarget(group.turn, chosen.action_ids)]
 
@@ -309,9 +311,15 @@ class ActionSelector:
             return group.refined if approved else None
         if self.settings.policy_target == "best_critique":
             return _best_critique(group.actions, gate)
-        scores = [self._log_improved(action) for action in group.actions]
-        best = max(scores)
-        return group.actions[scores.index(best)] if scores.count(best) == 1 else None
+        leading = self._leading(group)
+        return leading[0] if len(leading) == 1 else None
+
+    def _leading(self, group: Candidates) -> list[Candidate]:
+        """Return the actions with the highest score. One without a valid forecast has no score,
+        unless no action has one."""
+        rated = [action for action in group.actions if action.forecasts] or group.actions
+        best = max(map(self._log_improved, rated))
+        return [action for action in rated if self._log_improved(action) == best]
 
     def _log_improved(self, action: Candidate) -> float:
         """Return log π'(a|s) up to a constant of the state."""
@@ -335,8 +343,7 @@ class ActionSelector:
             return waiting
         if len(group.actions) == 1:
             return []
-        best = max(map(self._log_improved, group.actions))
-        return [action for action in waiting if self._log_improved(action) == best]
+        return [action for action in self._leading(group) if action.critique is None]
 
 
 def _best_critique(actions: list[Candidate], gate: bool) -> Candidate | None:

@@ -230,13 +230,20 @@ class Roles(Forecaster):
 @dataclass
 class Chain:
     """Backups from turn `start` of an episode back to turn `goal`. `text` is the forecast from turn
-    `at`; `target` is the same as token ids, None until the first backup."""
+    `at`; `target` is the same as token ids, None until the first backup. `end` is the last turn of
+    the episode whose outcome is backed up, if `start` is a last turn."""
 
     goal: TurnRef
     start: TurnRef
     at: int = 0
     text: str = ""
     target: Ids | None = None
+    end: TurnRef | None = None
+
+    @property
+    def at_end(self) -> TurnRef | None:
+        """`end` until it has been backed up."""
+        return self.end if self.at == self.start.turn + 1 else None
 
 
 def outcome_word(episode: Episode) -> str:
@@ -247,26 +254,30 @@ def outcome_word(episode: Episode) -> str:
 def backup_targets(
     roles: Roles,
     turns: list[TurnRef],
-    true_end: Callable[[TurnRef], str | None],
+    true_end: Callable[[TurnRef], tuple[TurnRef, str] | None],
     ablation: Ablation,
 ) -> list[Ids | None]:
     """Return a training target y of the successor model for each turn (s, a, s').
 
     y ~ Backup(s, a, s', d') with d' ~ M_target(s', a') and a' ~ π(s'), all of them newly sampled
-    (arXiv 2512.04601). At a last turn d' is `true_end(turn)`, or that text is the target itself
-    (`terminal_targets`). With probability `td_lambda` the chain of backups starts one turn later,
-    repeatedly, as λ does in TD(λ) (Sutton 1988; off-policy without correction, as in the Q(λ) of
-    Peng and Williams 1996). With 1 the outcome of an episode reaches all its turns in one update. A
-    target is None if a text of its chain has no outcome or was cut.
+    (arXiv 2512.04601). `true_end` gives the last turn of an episode and a text with its outcome,
+    which is d' or the target itself (`terminal_targets`). With probability `td_lambda` the chain of
+    backups starts one turn later, repeatedly, as λ does in TD(λ) (Sutton 1988; off-policy without
+    correction, as in the Q(λ) of Peng and Williams 1996). With 1 the outcome of an episode reaches
+    all its turns in one update. A target is None if a text of its chain has no outcome or was cut,
+    or the first one has not the true outcome.
     """
     draw, settings = random.Random(roles.seed("trace")), roles.settings
     chains = [Chain(turn, _chain_start(turn, settings.td_lambda, draw)) for turn in turns]
 
     for chain in chains:
         if chain.start.is_last and (end := true_end(chain.start)):
-            chain.at, chain.text = chain.start.turn + 1, end
+            chain.at, (chain.end, chain.text) = chain.start.turn + 1, end
             if settings.terminal_targets == "text":
-                chain.at, chain.target = chain.start.turn, roles.context.chat.encode_action(end)
+                chain.at, chain.target = (
+                    chain.start.turn,
+                    roles.context.chat.encode_action(chain.text),
+                )
                 chain.text = roles.decode(chain.target)
 
     bootstrapped = [chain for chain in chains if not chain.start.is_last]
@@ -277,9 +288,13 @@ def backup_targets(
 
     growing = [chain for chain in chains if chain.text]
     while growing := [chain for chain in growing if chain.at > chain.goal.turn]:
-        written = roles.back_up([(TurnRef(c.goal.episode, c.at - 1), c.text) for c in growing])
+        turns = [chain.at_end or TurnRef(chain.goal.episode, chain.at - 1) for chain in growing]
+        written = roles.back_up([(t, chain.text) for t, chain in zip(turns, growing, strict=True)])
         for chain, ids in zip(growing, written, strict=True):
             chain.target = roles.if_valid(ids)
+            outcome = roles.parser.outcome(roles.decode(ids))
+            if chain.at_end and outcome != chain.at_end.episode.success:
+                chain.target = None
             chain.at, chain.text = chain.at - 1, roles.decode(chain.target or [])
         growing = [chain for chain in growing if chain.target is not None]
     return [chain.target for chain in chains]

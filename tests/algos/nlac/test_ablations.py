@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -172,19 +173,49 @@ def played_on(starts: list[EpisodeStart]) -> list[Episode]:
     return found
 
 
+def recited(prompt: str, draw: random.Random) -> str:
+    """A backup that keeps the outcome that it reads."""
+    return "Backed up. " + (
+        "Success." if "Success." in prompt.rpartition("Then:")[2] else "Failure."
+    )
+
+
 def test_terminal_backups_read_the_true_outcome(models: ModelSet):
-    cast = troupe(backup="Backed up. Failure.")
+    cast = troupe(backup=recited)
     algo = bound(nlac({"terminal_targets": "backup"}), cast, models)
     last = [TurnRef(e, len(e.turns) - 1) for e in (WON, LOST, CUT)]
     written = algo.successor_targets(last, [])
-    assert [ids and CHAT.decode(ids) for ids in written] == ["Backed up. Failure."] * 2 + [None]
+    texts = [ids and CHAT.decode(ids) for ids in written]
+    assert texts == ["Backed up. Success.", "Backed up. Failure.", None]
     asked_for = [asked(text) for call in cast.of("backup") for text in call.texts]
     assert ["Then: Success." in text for text in asked_for] == [True, False]
     assert ["Then: Failure." in text for text in asked_for] == [False, True]
 
 
+def test_terminal_backups_with_a_false_outcome_are_not_targets(models: ModelSet):
+    cast = troupe(backup="Backed up. Failure.")
+    algo = bound(nlac({"terminal_targets": "backup"}), cast, models)
+    won, lost = algo.successor_targets([TurnRef(e, len(e.turns) - 1) for e in (WON, LOST)], [])
+    assert won is None and lost is not None
+
+
+def test_shuffled_outcomes_are_backed_up_at_their_own_turns(models: ModelSet):
+    cast = troupe(backup=recited)
+    changes = {"terminal_targets": "backup", "ablation": "shuffled_outcomes"}
+    algo = bound(nlac(changes), cast, models)
+    ended = [episode(f"done{i}", ["Is it big?"], success=i < 3) for i in range(6)]
+    written = algo.successor_targets([TurnRef(e, 0) for e in ended], ended)
+    texts = [CHAT.decode(ids) for ids in written if ids]
+    prompts = [text for call in cast.of("backup") for text in call.texts]
+    names = [next(e.id for e in ended if f"{e.id} at" in text) for text in prompts]
+    assert names != [e.id for e in ended] and len(texts) == 6
+    for name, prompt, text in zip(names, prompts, texts, strict=True):
+        outcome = "Success." if name in ("done0", "done1", "done2") else "Failure."
+        assert f"The end of {name}" in prompt and text.endswith(outcome)
+
+
 def test_monte_carlo_backs_up_from_the_end_only(models: ModelSet):
-    cast = troupe()
+    cast = troupe(backup=recited)
     algo = bound(nlac({"terminal_targets": "backup", "td_lambda": 1.0}), cast, models)
     written = algo.successor_targets(all_turns([WON, LOST]), [])
     assert all(written) and not cast.of("forecast") and not cast.of("act")

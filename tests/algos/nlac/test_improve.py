@@ -173,6 +173,20 @@ def test_best_critique_is_selected(
     assert learnt(algo, *(candidate(*row, critique=text) for row, text in pairs)) == expected
 
 
+def test_best_critique_may_be_of_the_first_draw(models: ModelSet):
+    algo = choosing(models, "best_critique", require_optimal=True)
+    algo.advanced.drop_unchanged = True  # of refined actions
+    rows = [candidate("a", 1, 0.8, critique=YES), candidate("b", 1, 0.5, critique=NO)]
+    assert learnt(algo, *rows) == {"a": 1.0}
+
+
+def test_action_without_a_forecast_is_not_selected(models: ModelSet):
+    algo = choosing(models, "best_of_n")
+    unread, read = candidate("a", 1, 0.5, critique=""), candidate("b", 1, 0.25, critique=YES)
+    unread.forecasts = []
+    assert learnt(algo, unread, read)["b"] > 0 > learnt(algo, unread, read)["a"]
+
+
 def judge(prompt: str, draw: Any) -> str:
     return YES if "Is it a cat?" in messages(prompt)[-2] else NO
 
