@@ -344,8 +344,8 @@ class NLACAdvancedConfig(Settings):
     keep_optimal: Annotated[bool, Field(description="Keep actions that are called optimal.")]
     drop_unchanged: Annotated[
         bool,
-        Field(description="policy_target=refined: do not train on actions that the refiner did "
-              "not change. Their gradient is zero on average and adds noise."),
+        Field(description="policy_target=refined: do not train on an action that was not approved "
+              "if the refiner repeated it."),
     ]  # fmt: skip
     role_model: Annotated[
         Literal["policy", "target", "reference"],

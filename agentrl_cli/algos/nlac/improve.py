@@ -294,7 +294,7 @@ class ActionSelector:
         if self.settings.policy_target == "best_of_n":
             return _less_draws(group, chosen)
         drops = self.settings.policy_target == "refined" and self.settings.advanced.drop_unchanged
-        if drops and chosen is group.first:
+        if drops and chosen is group.first and chosen.is_optimal is not True:
             return []
         return [TrainingTarget(group.turn, chosen.action_ids)]
 

@@ -385,13 +385,16 @@ def test_keep_optimal_skips_the_refiner(models: ModelSet):
         assert phase.metrics["nlac/kept_when_optimal"] == keep
 
 
-def test_unchanged_refinements_are_not_trained(models: ModelSet):
-    for drop in (True, False):
-        generator = troupe(evaluate="Optimality: Yes. It wins.")
-        advanced = {"first_action": "stored", "keep_optimal": True, "drop_unchanged": drop}
-        algo = bound(nlac(advanced, turns_per_update=5), generator, models)
-        phase = updated(algo, filled(WON, LOST))["policy"]
-        assert len(phase.samples) == (0 if drop else 5)
+@pytest.mark.parametrize(
+    ("verdict", "drop", "trained"), [(NO, True, 0), (NO, False, 3), (YES, True, 3)]
+)
+def test_repeated_actions_are_trained_if_approved(
+    models: ModelSet, verdict: str, drop: bool, trained: int
+):
+    advanced = {"first_action": "stored", "drop_unchanged": drop}
+    algo = bound(nlac(advanced, turns_per_update=3), troupe(evaluate=verdict), models)
+    played = filled(episode("same", ["Is it an owl?"] * 3, success=True))  # as the refiner writes
+    assert len(updated(algo, played)["policy"].samples) == trained
 
 
 def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
