@@ -56,11 +56,11 @@ class DPO(DPOConfig, Algorithm):
     def _pair(self, episode: Episode) -> Pair | None:
         """Return a demonstration of the task and the failure; None if no demonstration begins with
         the same observation, or either has a context restart."""
-        first = episode.turns[0].observation_ids
+        first = episode.turns[0].observation
         demos = [
             demo
             for demo in self.context.demos
-            if demo.task.id == episode.task.id and demo.turns[0].observation_ids == first
+            if demo.task.id == episode.task.id and demo.turns[0].observation == first
         ]
         if not demos:
             return None

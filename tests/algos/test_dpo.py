@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.core.types import Episode, Message, Sample
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -61,7 +61,7 @@ def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     algo.context.demos = [DEMO]
     assert phase_of(algo, [restarted]).samples == []
     greeted = deepcopy(DEMO)
-    greeted.turns[0].observation_ids = [*DEMO.turns[0].observation_ids, 5]
+    greeted.turns[0].observation = [*DEMO.turns[0].observation, Message("user", "Please.")]
     algo.context.demos = [greeted]
     assert phase_of(algo, [LOST]).samples == []
 

@@ -19,7 +19,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.runs.run import Run
-from bench.results import ABLATIONS, TASKS, preset
+from bench.results import ABLATIONS, TASKS
 from tests.builders.command_line import agentrl, refused
 from tests.builders.errors import user_error
 from tests.builders.models import write_model
@@ -61,7 +61,11 @@ def test_stored_numbers_are_those_of_the_records():
     names = (*TASKS, *(f"{env}_ablations" for env in ABLATIONS))
     files = [file for name in names if (file := RESULTS / f"{name}.json").exists()]
     records = [row for file in files for row in json.loads(file.read_text())]
-    recorded = {(preset(row), str(row["seed"])): row for row in records if row["split"] == "test"}
+    recorded = {
+        (f"{row['env']}_{row['variant'] or row['algo']}", str(row["seed"])): row
+        for row in records
+        if row["split"] == "test"
+    }
     for name, runs in read_stored().items():
         assert name in PRESETS and runs
         for seed, kept in runs.items():
