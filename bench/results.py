@@ -10,10 +10,10 @@ Every algorithm gets the same:
 3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
 
 Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
-interrupted goes on; with --missing also those are not repeated whose records are stored. Each has
-one thread. The trials go to docs/results/ENV_trials.json, the results
-to ENV.json, ENV_critic.json and ENV_curves.json, those of SmolLM2 to smollm2.json. Last, it prints
-the settings that the recipe must have.
+interrupted goes on. With --missing a run is not repeated either if its record is stored. Each run
+has one thread. The trials go to docs/results/ENV_trials.json, the results to ENV.json,
+ENV_critic.json and ENV_curves.json, those of SmolLM2 to smollm2.json. Last, the script prints the
+settings that the recipe must have.
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ class Plan:
 
 def train(plan: Trainable, folder: Path) -> Path:
     """Return the folder of a run. Train it, and before it the run that it starts from, unless they
-    are done."""
+    are done. Raises SystemExit if the folder has a run with other settings."""
     run, note = folder / plan.name, folder / f"{plan.name}.settings"
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
     with STARTS[run]:
-        if run.exists() and note.exists() and note.read_text() != fingerprint(plan):
+        if run.exists() and not (note.exists() and note.read_text() == fingerprint(plan)):
             raise SystemExit(f"{run} has other settings; remove it to repeat the run")
         note.write_text(fingerprint(plan))
         if not is_done(run):
@@ -459,14 +459,13 @@ def result_name(env: str) -> str:
 def store(plans: Sequence[Plan], folder: Path) -> None:
     """Write the records of the runs that are done."""
     done = [(plan, folder / plan.name) for plan in plans if is_done(folder / plan.name)]
-    rows = [row for plan, run in done for row in records(plan, run)]
+    rows = [(plan, row) for plan, run in done for row in records(plan, run)]
     name = result_name(plans[0].env)
-    write(f"{name}.json", rows)
-    for plan, run in done:
-        if name_of_preset := preset(plan):
-            row = next(row for row in records(plan, run) if row["split"] == "test")
+    write(f"{name}.json", [row for _, row in rows])
+    for plan, row in rows:
+        if row["split"] == "test" and (known := preset(plan)):
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
-            reproduce.store_result(name_of_preset, row["seed"], found)
+            reproduce.store_result(known, row["seed"], found)
     critics = [row for plan, run in done for row in critic_records(plan, run)]
     curves = [curve(plan, run) for plan, run in done if plan.what in PLAYERS]
     for kind, found in (("critic", critics), ("curves", curves)):

@@ -78,6 +78,19 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     assert not best_plan("twentyq", "rft", 0).changes
 
 
+def test_run_with_other_settings_is_not_taken(tmp_path: Path):
+    plan = Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 1e-3),))
+    run, note = tmp_path / plan.name, tmp_path / f"{plan.name}.settings"
+    run.mkdir()
+    (run / "meta.json").write_text('{"status": "done"}')
+    with pytest.raises(SystemExit):
+        results.train(plan, tmp_path)
+    note.write_text(results.fingerprint(plan))
+    assert results.train(plan, tmp_path) == run
+    with pytest.raises(SystemExit):
+        results.train(Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 3e-3),)), tmp_path)
+
+
 def test_start_has_its_best_settings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 10, "trial": "rate_0.001",

@@ -265,7 +265,7 @@ def backup_targets(
     backups starts one turn later, repeatedly, as λ does in TD(λ) (Sutton 1988; off-policy without
     correction, as in the Q(λ) of Peng and Williams 1996). With 1 the outcome of an episode reaches
     all its turns in one update. A target is None if a text of its chain has no outcome or was cut,
-    or the first one has not the true outcome.
+    or if the backup of a last turn changed the outcome.
     """
     draw, settings = random.Random(roles.seed("trace")), roles.settings
     chains = [Chain(turn, _chain_start(turn, settings.td_lambda, draw)) for turn in turns]
@@ -274,11 +274,8 @@ def backup_targets(
         if chain.start.is_last and (end := true_end(chain.start)):
             chain.at, (chain.end, chain.text) = chain.start.turn + 1, end
             if settings.terminal_targets == "text":
-                chain.at, chain.target = (
-                    chain.start.turn,
-                    roles.context.chat.encode_action(chain.text),
-                )
-                chain.text = roles.decode(chain.target)
+                chain.target = roles.context.chat.encode_action(chain.text)
+                chain.at, chain.text = chain.start.turn, roles.decode(chain.target)
 
     bootstrapped = [chain for chain in chains if not chain.start.is_last]
     next_turns = ablation.next_of([chain.start for chain in bootstrapped], roles)
@@ -288,8 +285,10 @@ def backup_targets(
 
     growing = [chain for chain in chains if chain.text]
     while growing := [chain for chain in growing if chain.at > chain.goal.turn]:
-        turns = [chain.at_end or TurnRef(chain.goal.episode, chain.at - 1) for chain in growing]
-        written = roles.back_up([(t, chain.text) for t, chain in zip(turns, growing, strict=True)])
+        written = roles.back_up([
+            (chain.at_end or TurnRef(chain.goal.episode, chain.at - 1), chain.text)
+            for chain in growing
+        ])  # fmt: skip
         for chain, ids in zip(growing, written, strict=True):
             chain.target = roles.if_valid(ids)
             outcome = roles.parser.outcome(roles.decode(ids))
