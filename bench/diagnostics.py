@@ -26,9 +26,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.config.compose import compose_checked
-from agentrl_cli.core.statistics import mean
+from agentrl_cli.core.statistics import mean, student
 from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
-from agentrl_cli.report.seeds import STUDENT
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -146,7 +145,7 @@ def with_interval(name: str, values: list[float]) -> dict[str, float]:
     t."""
     centre, half = mean(values), 0.0
     if len(values) > 1:
-        half = STUDENT[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
+        half = student(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     ends = {name: centre, f"{name}_low": centre - half, f"{name}_high": centre + half}
     return {key: round(value, 4) for key, value in ends.items()}
 

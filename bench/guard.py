@@ -6,7 +6,7 @@ of other episodes, or its critiques are empty or those of other actions. Three s
 
 The results go to docs/results/critics.json. `guard_change_CONTROL_ENV` is test success after
 training minus before, over at least 4,000 episodes each; `guard_low` and `guard_high` are its 95 %
-interval, with tasks and seeds resampled. `guard_open` is the share of updates in which the policy
+interval, for new tasks and new seeds. `guard_open` is the share of updates in which the policy
 learned. Runs that are done, in runs/guard/ENV, are not repeated.
 """
 

@@ -43,8 +43,9 @@ from agentrl_cli.cli import reproduce
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.report.compare import gather, markdown
-from agentrl_cli.report.records import LEARNING_TIMES
+from agentrl_cli.report.records import LEARNING_TIMES, read_record
 from agentrl_cli.rollout.demos import EXPERT_PREFIX
+from agentrl_cli.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -366,7 +367,17 @@ def records(plan: Plan, run: Path) -> Rows:
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
         "settings": fingerprint(plan),
     }
-    return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
+    rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
+    ends = {"base": 0, "final": evaluations[-1]["step"]}
+    rows[0] |= {f"{end}_wins": wins(run, step) for end, step in ends.items()}
+    return rows
+
+
+def wins(run: Path, step: int) -> str:
+    """Return the successes of each task in an evaluation of the first split, such as `3 0 5`, in
+    the order of the tasks' names."""
+    by_task = read_record(Run(run)).outcomes(step) or {}
+    return " ".join(f"{sum(row):g}" for _, row in sorted(by_task.items()))
 
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:

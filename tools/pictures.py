@@ -22,8 +22,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.nlac.parse import strict_outcome
+from agentrl_cli.core.statistics import student
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.report import seeds
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
 from agentrl_cli.runs import episode_files
 from bench.results import PLAYERS
@@ -84,7 +84,7 @@ def draw_gains(environments: dict[str, list[Row]]) -> Figure:
         found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
         for y, (method, (_, colour)) in enumerate(METHODS.items()):
             points = [100 * gain for gain in gains(found[method])]
-            error = seeds.STUDENT[len(points) - 2] * stdev(points) / math.sqrt(len(points))
+            error = student(len(points) - 1) * stdev(points) / math.sqrt(len(points))
             axis.errorbar(fmean(points), y, xerr=error, fmt="o", ms=5, color=colour, lw=1.6)
         axis.set_yticks(range(len(METHODS)), [label for label, _ in METHODS.values()])
         axis.set_title(title, loc="left", fontweight="bold")

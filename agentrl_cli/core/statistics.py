@@ -1,5 +1,5 @@
-"""Confidence intervals. Episodes of one task are not independent, so tasks are resampled.
-Intervals over several runs are in `report.seeds`."""
+"""Confidence intervals. Episodes of one task are not independent, nor are those of one run, so
+tasks and runs are the units. Intervals over several runs are in `report.seeds`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES = 2000
-EQUAL = 1e-12  # difference of resampled means that is only rounding
 Z = 1.959964  # 97.5 % quantile of the standard normal distribution
+STUDENT = (  # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+ROUNDING = 1e-24  # a variance that is only rounding
 Array = np.ndarray
 
 
@@ -30,58 +34,74 @@ class Interval:
     high: float
 
 
-def cluster_bootstrap(
-    values: Sequence[Sequence[float]], seed: int = 0, *, least: float = 0.0
-) -> Interval:
-    """Return the mean of the values of all tasks with its 95 % percentile bootstrap interval.
+def interval_over_tasks(values: Sequence[Sequence[float]], *, least: float = 0.0) -> Interval:
+    """Return the mean of the values of all tasks with its 95 % interval for new tasks.
 
-    `values` has one list per task, of values between `least` and 1. Tasks are resampled: the
-    cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without values.
+    `values` has one list per task, of values between `least` and 1. Raises ValueError without
+    values.
     """
-    sums = np.array([[sum(row) for row in values]], dtype=float)
-    counts = np.array([[len(row) for row in values]], dtype=float)
-    return bootstrap_runs_and_tasks(sums, counts, seed, least=least)
+    rows = [row for row in values if row]
+    sums, counts = np.array([[sum(row) for row in rows]]), np.array([[len(row) for row in rows]])
+    average, errors = errors_of_mean(sums, counts)
+    return crossed_interval(average, [errors], least=least)
 
 
-def bootstrap_runs_and_tasks(
-    sums: Array, counts: Array, seed: int, *, least: float = 0.0
-) -> Interval:
-    """Return the mean and its interval from the sums and counts of values by run and task.
+def errors_of_mean(sums: Array, counts: Array) -> tuple[float, Array]:
+    """Return the mean of all values, and what each run and task adds to its error.
 
-    Both arrays have the shape [runs, tasks]. Runs and tasks are resampled, a task in all runs at
-    once. A single run consumes no random numbers. Raises ValueError without values.
+    The arguments are the sums and the numbers of values. All arrays have the shape [runs, tasks].
+    The errors sum to 0. Raises ValueError without values.
     """
     if not counts.sum():
         raise ValueError("an interval needs at least one value")
-    rng = np.random.default_rng(seed)
-    by_run = resample_counts(rng, sums.shape[0])  # [resamples, runs]
-    by_task = resample_counts(rng, sums.shape[1])  # [resamples, tasks]
-    mean = float(sums.sum() / counts.sum())
-    draws = resampled_means(sums, counts, by_run, by_task)
-    return interval_over_tasks(mean, draws, int(counts.any(0).sum()), least)
+    average = float(sums.sum() / counts.sum())
+    return average, (sums - average * counts) / counts.sum()
 
 
-def resample_counts(rng: np.random.Generator, size: int) -> Array:
-    """Return how often each of `size` items occurs in every resample, [RESAMPLES, size]."""
-    picks = rng.integers(0, size, (RESAMPLES, size)) + size * np.arange(RESAMPLES)[:, None]
-    counts = np.bincount(picks.ravel(), minlength=RESAMPLES * size)  # row by row, offset by size
-    return counts.reshape(RESAMPLES, size).astype(float)
+def crossed_interval(value: float, groups: Sequence[Array], *, least: float = 0.0) -> Interval:
+    """Return the 95 % interval of a mean, or of a difference of means, for new runs and new tasks.
+
+    `groups` has the `errors_of_mean` [runs, tasks] of one or more sets of independent runs on the
+    same tasks. The variance of the mean is that of a two-way analysis of variance with random runs
+    and tasks (Searle, Casella and McCulloch 1992): V = V_runs + V_tasks - V_rest, but at least the
+    larger of V_runs and V_tasks. The quantile is that of Student's t with the degrees of freedom
+    of Satterthwaite 1946. The ends are between `least` and 1. With one run per group the interval
+    is only for new tasks. If V is 0, it is `interval_of_equals`.
+    """
+    by_task = np.sum([group.sum(0) for group in groups], axis=0)
+    tasks = len(by_task)
+    parts = [(_spread(by_task), tasks - 1)]  # variances and their degrees of freedom
+    parts += [(_spread(group.sum(1)), len(group) - 1) for group in groups]
+    rest = sum(map(_rest, groups))
+    total = sum(part for part, _ in parts)
+    variance = max(total - rest, parts[0][0], total - parts[0][0])
+    if variance < ROUNDING:
+        return interval_of_equals(value, tasks, least)
+    freedom = variance**2 / sum(part**2 / count for part, count in parts if count)
+    half = student(freedom) * math.sqrt(variance)
+    return Interval(value, max(least, value - half), min(1.0, value + half))
 
 
-def resampled_means(sums: Array, counts: Array, by_run: Array, by_task: Array) -> Array:
-    """Return the mean of each resample, [resamples]; NaN for a resample without values."""
-    total = np.einsum("dt,dt->d", by_run @ sums, by_task)
-    count = np.einsum("dt,dt->d", by_run @ counts, by_task)
-    return total / np.where(count, count, np.nan)
+def student(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t, interpolated between degrees of freedom."""
+    inverse = [0.0, *(1.0 / n for n in range(len(STUDENT), 0, -1))]
+    return float(np.interp(1.0 / freedom, inverse, [Z, *reversed(STUDENT)]))
 
 
-def interval_over_tasks(mean: float, draws: Array, tasks: int, least: float) -> Interval:
-    """Return the percentile interval of the resampled means, or `interval_of_equals` if they are
-    all equal, since resampling then has no spread."""
-    may_be_equal = least == 0.0 or mean in (least, 0.0, 1.0)
-    if may_be_equal and np.nanmax(draws) - np.nanmin(draws) < EQUAL:
-        return interval_of_equals(mean, tasks, least)
-    return percentile_interval(mean, draws)
+def _spread(errors: Array) -> float:
+    """Return the variance of the sum of independent errors whose sum is 0."""
+    n = len(errors)
+    return n / (n - 1) * float((errors**2).sum()) if n > 1 else 0.0
+
+
+def _rest(errors: Array) -> float:
+    """Return what neither runs nor tasks explain of the variance of the sum of errors [runs,
+    tasks], which the variances of runs and of tasks both contain."""
+    runs, tasks = errors.shape
+    if runs == 1 or tasks == 1:
+        return 0.0
+    own = errors - errors.mean(0) - errors.mean(1, keepdims=True)
+    return runs * tasks / ((runs - 1) * (tasks - 1)) * float((own**2).sum())
 
 
 def interval_of_equals(value: float, tasks: int, least: float = 0.0) -> Interval:
@@ -92,12 +112,6 @@ def interval_of_equals(value: float, tasks: int, least: float = 0.0) -> Interval
     """
     others = Z**2 / (tasks + Z**2)
     return Interval(value, value - others * (value - least), value + others * (1.0 - value))
-
-
-def percentile_interval(mean: float, draws: Array) -> Interval:
-    """Return the mean with the central 95 % of the resamples."""
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return Interval(mean, float(low), float(high))
 
 
 def pass_at_k(correct: int, n: int, k: int) -> float:

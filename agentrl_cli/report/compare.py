@@ -226,8 +226,8 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
             else None
             for run in runs
         ],
-        base=seeds.crossed_bootstrap(list(base.values())) if base else None,
-        final=seeds.crossed_bootstrap(list(final.values())),
+        base=seeds.mean_success(list(base.values())) if base else None,
+        final=seeds.mean_success(list(final.values())),
         gain=seeds.paired_difference(final, base),
         difference=seeds.paired_difference(final, other),
         efficiency=efficiency(runs, threshold) if threshold is not None else None,
@@ -342,8 +342,8 @@ def remarks(section: Section) -> list[str]:
     if len(section.rows) > 1 and section.reference is None:
         lines.append("For differences between groups with intervals, add --against GROUP.")
     lines.append(
-        f"Success on {section.split} in %. Intervals resample tasks and seeds; with two or"
-        " three seeds they are too narrow for a new seed."
+        f"Success on {section.split} in %. Intervals of several runs hold for new seeds and new"
+        " tasks, those of one run only for new tasks."
     )
     if (noise := section.noise) is None:
         lines.append("Noise between seeds is unknown: no configuration has two finished runs.")

@@ -222,7 +222,7 @@ def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, has_point
     rows = np.array([np.interp(xs, line.xs, line.ys) for line in lines])  # [runs, points]
     axis.plot(xs, rows.mean(0), dash, color=colour, label=_plain(label))
     if len(lines) >= MIN_RUNS_FOR_BAND:
-        low, high = seeds.bootstrap_band(rows)
+        low, high = seeds.band(rows)
         axis.fill_between(xs, low, high, color=colour, alpha=0.16, lw=0)
     form = "o-" if has_points and len(xs) <= MAX_MARKERS else "-"
     for line in lines:

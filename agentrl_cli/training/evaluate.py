@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.statistics import Interval, cluster_bootstrap, mean
+from agentrl_cli.core.statistics import Interval, interval_over_tasks, mean
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
 from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
@@ -82,7 +82,7 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
-    success = cluster_bootstrap(list(by_task.values()))
+    success = interval_over_tasks(list(by_task.values()))
     turns = [turn for episode in episodes for turn in episode.turns]
     flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
     shares = {flag: mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
@@ -105,7 +105,7 @@ def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:
     for one, other in zip(ours, theirs, strict=True):
         gain = float(one.success) - float(other.success)
         by_task.setdefault(one.task.id, []).append(gain)
-    return cluster_bootstrap(list(by_task.values()), least=-1.0)
+    return interval_over_tasks(list(by_task.values()), least=-1.0)
 
 
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:

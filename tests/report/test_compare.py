@@ -60,7 +60,8 @@ def test_results_of_a_group_by_hand(two: Path):
     header, first, second = results(only(two, "grpo"))
     assert [row[header.index("base")] for row in (first, second)] == ["25.0", "25.0"]
     assert second[header.index("each seed")] == "62.5 62.5"
-    assert second[header.index("gain [95 %]")].startswith("+37.5 [+")
+    # the standard error over four tasks is 12.5, times Student's 3.182 for three degrees
+    assert second[header.index("gain [95 %]")] == "+37.5 [-2.3, +77.3]"
 
 
 def test_failed_episodes_are_counted(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.config.compose import as_dataclass, check, compose
-from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
+from agentrl_cli.core.statistics import interval_over_tasks, pass_at_k
 from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.build import build_parts
@@ -52,20 +52,20 @@ def test_an_evaluation_counts_by_hand():
 
 
 def test_episodes_of_one_task_are_no_independent_evidence():
-    alike = cluster_bootstrap([[1.0] * 10] * 5 + [[0.0] * 10] * 5)
-    mixed = cluster_bootstrap([[1.0, 0.0] * 5] * 10)
-    alone = cluster_bootstrap([[1.0]] * 50 + [[0.0]] * 50)
+    alike = interval_over_tasks([[1.0] * 10] * 5 + [[0.0] * 10] * 5)
+    mixed = interval_over_tasks([[1.0, 0.0] * 5] * 10)
+    alone = interval_over_tasks([[1.0]] * 50 + [[0.0]] * 50)
     assert alike.mean == mixed.mean == alone.mean == 0.5
     assert (mixed.low, mixed.high) == pytest.approx((0.3612, 0.6388), abs=1e-4)
-    # ten tasks: a binomial of ten draws, whose 2.5 % and 97.5 % points are 2 and 8
-    assert (alike.low, alike.high) == pytest.approx((0.2, 0.8), abs=0.05)
+    # ten tasks: the standard error is 0.527 / √10, times Student's 2.262 for nine degrees
+    assert (alike.low, alike.high) == pytest.approx((0.123, 0.877), abs=1e-3)
     assert alone.high - alone.low == pytest.approx(2 * 1.96 * 0.05, abs=0.03)
 
 
 @pytest.mark.parametrize(("tasks", "high"), [(4, 0.4899), (40, 0.0876), (1, 0.7935)])
 def test_all_or_no_wins_give_wilson_interval(tasks: int, high: float):
-    lost = cluster_bootstrap([[0.0, 0.0]] * tasks)
-    won = cluster_bootstrap([[1.0]] * tasks)
+    lost = interval_over_tasks([[0.0, 0.0]] * tasks)
+    won = interval_over_tasks([[1.0]] * tasks)
     assert (lost.low, lost.mean, lost.high) == pytest.approx((0.0, 0.0, high), abs=1e-4)
     assert (won.low, won.mean, won.high) == pytest.approx((1 - high, 1.0, 1.0), abs=1e-4)
 
@@ -77,9 +77,9 @@ def test_equal_games_leave_an_interval():
 
 
 def test_interval_weighs_tasks_by_episodes():
-    assert cluster_bootstrap([[1.0], [0.0, 0.0, 0.0]]).mean == 0.25
+    assert interval_over_tasks([[1.0], [0.0, 0.0, 0.0]]).mean == 0.25
     with pytest.raises(ValueError, match="at least one"):
-        cluster_bootstrap([])
+        interval_over_tasks([])
 
 
 # playing

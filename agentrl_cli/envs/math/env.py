@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
-from agentrl_cli.core.statistics import cluster_bootstrap, mean, pass_at_k
+from agentrl_cli.core.statistics import interval_over_tasks, mean, pass_at_k
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import (
     Env,
@@ -193,7 +193,7 @@ def accuracy_by_part(tasks: list[list[Episode]]) -> dict[str, float]:
         parts[f"subject_{subject or 'none'}"].append(right)
     metrics: dict[str, float] = {}
     for name in sorted(parts):
-        interval = cluster_bootstrap(parts[name])
+        interval = interval_over_tasks(parts[name])
         metrics[name] = interval.mean
         metrics[f"{name}_low"], metrics[f"{name}_high"] = interval.low, interval.high
     return metrics

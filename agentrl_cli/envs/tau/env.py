@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agentrl_cli.core.errors import SimulatorError, UserError
 from agentrl_cli.core.limits import check_limits
-from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
+from agentrl_cli.core.statistics import interval_over_tasks, pass_hat_k
 from agentrl_cli.core.text import encodable
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import (
@@ -284,7 +284,7 @@ def tau_metrics(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
     found: dict[str, float] = {}
     for k in range(1, min(MAX_K, *map(len, tasks)) + 1):
         scores = [[pass_hat_k([episode.success for episode in group], k)] for group in tasks]
-        interval = cluster_bootstrap(scores)
+        interval = interval_over_tasks(scores)
         found[f"pass_hat_{k}"] = interval.mean
         found[f"pass_hat_{k}_low"], found[f"pass_hat_{k}_high"] = interval.low, interval.high
     idle_wins = sum(won_by_doing_nothing(domain, group[0].task.data) for group in tasks)

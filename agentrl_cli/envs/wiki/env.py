@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
-from agentrl_cli.core.statistics import cluster_bootstrap
+from agentrl_cli.core.statistics import interval_over_tasks
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import (
     Env,
@@ -219,7 +219,7 @@ class Wiki(Env):
         for group in episodes_by_task(episodes):
             kinds[group[0].task.data["kind"]].append([float(e.success) for e in group])
         for kind, successes in sorted(kinds.items()):
-            interval = cluster_bootstrap(successes)
+            interval = interval_over_tasks(successes)
             found[f"kind_{kind}"] = interval.mean
             found[f"kind_{kind}_low"], found[f"kind_{kind}_high"] = interval.low, interval.high
         return found
