@@ -42,6 +42,7 @@ from omegaconf import DictConfig, OmegaConf
 from agentrl_cli.cli import reproduce
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.report.compare import gather, markdown
 from agentrl_cli.report.records import LEARNING_TIMES, read_record
 from agentrl_cli.rollout.demos import EXPERT_PREFIX
@@ -369,15 +370,15 @@ def records(plan: Plan, run: Path) -> Rows:
     }
     rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
     ends = {"base": 0, "final": evaluations[-1]["step"]}
-    rows[0] |= {f"{end}_wins": wins(run, step) for end, step in ends.items()}
+    rows[0] |= {f"{end}_by_task": by_task(run, step) for end, step in ends.items()}
     return rows
 
 
-def wins(run: Path, step: int) -> str:
-    """Return the successes of each task in an evaluation of the first split, such as `3 0 5`, in
-    the order of the tasks' names."""
-    by_task = read_record(Run(run)).outcomes(step) or {}
-    return " ".join(f"{sum(row):g}" for _, row in sorted(by_task.items()))
+def by_task(run: Path, step: int) -> str:
+    """Return the success of each task in an evaluation of the first split, in percent and in the
+    order of the tasks' names, such as `60 0 100`."""
+    outcomes = read_record(Run(run)).outcomes(step) or {}
+    return " ".join(f"{100 * mean(row):.3g}" for _, row in sorted(outcomes.items()))
 
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
