@@ -62,11 +62,11 @@ def crossed_interval(value: float, groups: Sequence[Array], *, least: float = 0.
     """Return the 95 % interval of a mean, or of a difference of means, for new runs and new tasks.
 
     `groups` has the `errors_of_mean` [runs, tasks] of one or more sets of independent runs on the
-    same tasks. The variance of the mean is that of a two-way analysis of variance with random runs
-    and tasks (Searle, Casella and McCulloch 1992): V = V_runs + V_tasks - V_rest, but at least the
-    larger of V_runs and V_tasks. The quantile is that of Student's t with the degrees of freedom
-    of Satterthwaite 1946. The ends are between `least` and 1. With one run per group the interval
-    is only for new tasks. If V is 0, it is `interval_of_equals`.
+    same tasks. The variance of the mean, V = V_runs + V_tasks - V_rest, is that of a two-way
+    analysis of variance with random runs and tasks (Searle, Casella and McCulloch 1992). It is at
+    least the larger of V_runs and V_tasks. The quantile is that of Student's t with the degrees of
+    freedom of Satterthwaite 1946. The ends are between `least` and 1. With one run per group the
+    interval is only for new tasks. If V is 0, it is `interval_of_equals`.
     """
     by_task = np.sum([group.sum(0) for group in groups], axis=0)
     tasks = len(by_task)
