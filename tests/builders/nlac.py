@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -219,14 +218,6 @@ def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float
         models, algo.models(), microbatch_tokens=4096, seed=0, publish=lambda name: None
     )
     return learner.run(algo.update([], buffer), 0)
-
-
-def branches(sample: Sample) -> list[tuple[str, list[float]]]:
-    """Each text that is learnt behind the sample's prompt, with the weights of its tokens."""
-    columns = (sample.ids, sample.per_token["branch"], sample.per_token["weight"], sample.mask)
-    trained = [row[:3] for row in zip(*columns, strict=True) if row[3]]
-    texts = [list(rows) for _, rows in groupby(trained, lambda row: row[1])]
-    return [(CHAT.decode([row[0] for row in rows]), [row[2] for row in rows]) for rows in texts]
 
 
 def written(sample: Sample) -> str:

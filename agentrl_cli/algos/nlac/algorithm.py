@@ -15,9 +15,9 @@ one turn of the agent. One update:
         a* ~ π^r(s, a, q)
         L2 = -Σ w(a) log π(a | s)
 
-With `policy_target=refined`, as in the paper, w is 1 for a* and there is no policy gradient. By
-default (`best_of_n`) w is 1 for the best of several draws and a*, and 0 for the others; then each
-action's share of the draws is subtracted.
+The policy imitates a* (w is 1), without a policy gradient. With `policy_target=refined`, as in the
+paper, a* is the refined action; by default (`best_of_n`) it is the best of that and several draws.
+Only `advantage_weighted` trains on several actions of a state, with other weights.
 Rewards enter only as the success or failure of an episode, in the target of its last turn.
 
 | role | model that writes it |

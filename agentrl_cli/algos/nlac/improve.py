@@ -291,8 +291,6 @@ class ActionSelector:
         chosen = self.select(group)
         if chosen is None or not self.roles.is_complete(chosen.action_ids):
             return []
-        if self.settings.policy_target == "best_of_n":
-            return _less_draws(group, chosen)
         drops = self.settings.policy_target == "refined" and self.settings.advanced.drop_unchanged
         if drops and chosen is group.first and chosen.is_optimal is not True:
             return []
@@ -352,13 +350,6 @@ def _best_critique(actions: list[Candidate], gate: bool) -> Candidate | None:
     optimal = [action for action in actions if action.is_optimal]
     judged = [action for action in actions if action.is_optimal is not None]
     return max(optimal or ([] if gate else judged), key=lambda a: a.value, default=None)
-
-
-def _less_draws(group: Candidates, chosen: Candidate) -> list[TrainingTarget]:
-    """Return the chosen action minus the share of each draw. The score function of draws has a
-    mean of zero, so subtracting it only reduces variance."""
-    weights = [(a, float(a is chosen) - a.draws / group.draws) for a in group.actions]
-    return [TrainingTarget(group.turn, a.action_ids, weight) for a, weight in weights if weight]
 
 
 def _advantage_weighted(group: Candidates) -> list[TrainingTarget]:

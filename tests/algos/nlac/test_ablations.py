@@ -84,7 +84,7 @@ def test_majority_uses_no_critic(models: ModelSet):
     targets, _ = bound(algo, generator, models).improve(places(WON))
     assert {call.role for call in generator.calls} == {"act"}
     weights = [(CHAT.decode(x.action_ids), x.weight) for x in targets]
-    assert sorted(weights) == [("Is it a cat?", 0.25)] * 3 + [("Is it a dog?", -0.25)] * 3
+    assert weights == [("Is it a cat?", 1.0)] * 3
 
 
 def test_frozen_critic_never_trains(model_folder: Path):
@@ -112,7 +112,7 @@ def test_empty_critiques_equal_majority(models: ModelSet):
         )
         targets, _ = bound(algo, speakers, models).improve(places(WON, LOST))
         learnt.append([(x.turn.turn, x.action_ids, x.weight) for x in targets])
-    assert learnt[0] == learnt[1] and len(learnt[0]) > 5
+    assert learnt[0] == learnt[1] and len(learnt[0]) > 3
 
 
 def test_shuffled_outcomes_come_from_finished_episodes(models: ModelSet):

@@ -22,7 +22,6 @@ from tests.builders.nlac import (
     Troupe,
     asked,
     bound,
-    branches,
     candidate,
     episode,
     filled,
@@ -52,27 +51,27 @@ def test_best_of_n_weighs_frequency_and_value(models: ModelSet):
     algo = choosing(models, "best_of_n", selection_temperature=0.5)
     often, rare = candidate("a", 3, 0.2), candidate("b", 1, 0.9)
     assert math.log(1) + 0.9 / 0.5 > math.log(3) + 0.2 / 0.5
-    assert learnt(algo, often, rare) == {"a": -3 / 4, "b": 1 - 1 / 4}
+    assert learnt(algo, often, rare) == {"b": 1.0}
     cautious = choosing(models, "best_of_n", selection_temperature=2.0)
     assert math.log(1) + 0.9 / 2 < math.log(3) + 0.2 / 2
-    assert learnt(cautious, often, rare) == {"a": 1 - 3 / 4, "b": -1 / 4}
+    assert learnt(cautious, often, rare) == {"a": 1.0}
 
 
 def test_refined_action_counts_half_a_draw(models: ModelSet):
     algo = choosing(models, "best_of_n", selection_temperature=1.0)
     drawn, close = candidate("a", 4, 0.0), candidate("b", 0, math.log(8) - 0.01)
-    assert learnt(algo, drawn, close) == {}  # always drawn, and still the likeliest
+    assert learnt(algo, drawn, close) == {"a": 1.0}
     better = candidate("b", 0, math.log(8) + 0.01)
-    assert learnt(algo, drawn, better) == {"a": -1.0, "b": 1.0}
+    assert learnt(algo, drawn, better) == {"b": 1.0}
 
 
 def test_negative_critique_costs_one(models: ModelSet):
     algo = choosing(models, "best_of_n", selection_temperature=0.5)
     flagged, approved = candidate("a", 3, 0.9, critique=NO), candidate("b", 1, 0.5, critique=YES)
     assert math.log(3) + (0.9 - 1) / 0.5 < math.log(1) + 0.5 / 0.5 < math.log(3) + 0.9 / 0.5
-    assert learnt(algo, flagged, approved) == {"a": -3 / 4, "b": 1 - 1 / 4}
+    assert learnt(algo, flagged, approved) == {"b": 1.0}
     unread = candidate("a", 3, 0.9, critique="Hm.")
-    assert learnt(algo, unread, approved) == {"a": 1 - 3 / 4, "b": -1 / 4}
+    assert learnt(algo, unread, approved) == {"a": 1.0}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -102,10 +101,10 @@ def test_only_leading_candidates_need_critiques(
     assert set(asked_of) == {t for t in hopes if hopes[t] >= max(scores.values()) - 1e-9}
 
 
-def test_ties_and_unanimous_draws_teach_nothing(models: ModelSet):
+def test_ties_teach_nothing(models: ModelSet):
     algo = choosing(models, "best_of_n")
     assert learnt(algo, candidate("a", 2, 0.5), candidate("b", 2, 0.5)) == {}
-    assert learnt(algo, candidate("a", 4, 0.9)) == {}
+    assert learnt(algo, candidate("a", 4, 0.9)) == {"a": 1.0}
 
 
 def test_cut_choice_is_not_trained(models: ModelSet):
@@ -114,7 +113,7 @@ def test_cut_choice_is_not_trained(models: ModelSet):
     assert learnt(choosing(models, "best_of_n"), candidate("a", 1, 0.0), cut) == {}
 
 
-def test_chosen_draw_up_and_others_down(models: ModelSet):
+def test_best_of_n_imitates_the_draw_of_the_highest_value(models: ModelSet):
     def forecast(text: str, draw: object) -> str:
         return "Success." if "Is it a cat?" in messages(text)[-2] else "Failure."
 
@@ -123,14 +122,9 @@ def test_chosen_draw_up_and_others_down(models: ModelSet):
         nlac(policy_target="best_of_n", num_candidates=6, turns_per_update=5), generator, models
     )
     phase = updated(algo, filled(WON, LOST))["policy"]
-    learnt = [branches(sample) for sample in phase.samples]
-    for of_state in learnt:
-        assert {text: min(weights) > 0 for text, weights in of_state} == {
-            "Is it a cat?": True,
-            "Is it a dog?": False,
-        }
-        assert all(len(set(weights)) == 1 for _, weights in of_state)
-    assert phase.metrics["nlac/distilled_share"] == len(learnt) / 5
+    assert set(map(written, phase.samples)) == {"Is it a cat?"}
+    assert all({*sample.per_token["weight"]} == {0.0, 1.0} for sample in phase.samples)
+    assert phase.metrics["nlac/distilled_share"] == len(phase.samples) / 5
 
 
 def test_advantage_weights_are_value_differences(models: ModelSet):
@@ -184,7 +178,7 @@ def test_action_without_a_forecast_is_not_selected(models: ModelSet):
     algo = choosing(models, "best_of_n")
     unread, read = candidate("a", 1, 0.5, critique=""), candidate("b", 1, 0.25, critique=YES)
     unread.forecasts = []
-    assert learnt(algo, unread, read)["b"] > 0 > learnt(algo, unread, read)["a"]
+    assert learnt(algo, unread, read) == {"b": 1.0}
 
 
 def judge(prompt: str, draw: Any) -> str:

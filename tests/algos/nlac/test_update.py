@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from agentrl_cli.algos.nlac.algorithm import NLAC, distillation_samples
+from agentrl_cli.algos.nlac.algorithm import distillation_samples
 from agentrl_cli.algos.nlac.diagnostics import drift
 from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.samples import completion_sample
@@ -331,12 +330,8 @@ def test_kl_anchor_reads_reference_logprobs(models: ModelSet):
     assert all("reference_logprob" not in sample.per_token for sample in free.samples)
 
 
-def choosing(models: ModelSet, **more: Any) -> NLAC:
-    return bound(nlac(policy_target="best_of_n", num_candidates=4, **more), troupe(), models)
-
-
 def test_packed_sample_equals_single_samples(models: ModelSet):
-    algo = choosing(models, selection_temperature=0.5)
+    algo = bound(nlac(policy_target="advantage_weighted", num_candidates=4), troupe(), models)
     rows = [candidate("Is it a cat?", 3, 0.2), candidate("Is it?", 2, 0.9), candidate("No.", 1)]
     turn = places(WON)[1]
     targets = algo.selector.targets(Candidates(turn, rows))
@@ -352,7 +347,7 @@ def test_packed_sample_equals_single_samples(models: ModelSet):
 
 
 def test_model_without_packing_gets_single_samples(model_folder: Path):
-    plain = nlac(policy_target="best_of_n", num_candidates=4, kl_coef=0.1)
+    plain = nlac(policy_target="advantage_weighted", num_candidates=4, kl_coef=0.1)
     models = ModelSet(model_config(model_folder, attention="eager"), plain.models(), "cpu", 0)
     algo = bound(plain, troupe(), models)
     assert not algo.can_pack
@@ -360,7 +355,9 @@ def test_model_without_packing_gets_single_samples(model_folder: Path):
     rows = [candidate("a", 3, 0.2), candidate("b", 1, 0.9)]
     samples = distillation_samples(algo.selector.targets(Candidates(turn, rows)), packed=False)
     assert [written(sample) for sample in samples] == ["a", "b"]
-    assert [set(sample.per_token["weight"]) for sample in samples] == [{0.0, -0.75}, {0.0, 0.75}]
+    weights = [set(sample.per_token["weight"]) for sample in samples]
+    mean = (3 * 0.2 + 0.9) / 4
+    assert weights == [{0.0, 3 * (0.2 - mean)}, {0.0, 0.9 - mean}]
     alone = [completion_sample(turn.state_ids, row.action_ids) for row in rows]
     reader = models.forward("policy")
     assert token_logprobs(reader, samples) == token_logprobs(reader, alone)
