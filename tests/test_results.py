@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli.config.compose import compose
 from bench import results
 from bench.results import COMPARISONS, Plan, at_rate, at_size, best_plan, next_rate
+from tests.builders.runs import trained
 
 
 @pytest.mark.slow
@@ -76,6 +77,14 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 3000, "steps": 12}
     assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
     assert not best_plan("twentyq", "rft", 0).changes
+
+
+def test_record_has_the_success_of_each_task(tmp_path: Path):
+    run = trained(tmp_path, "rft", "small", "steps=1", "eval.tasks=3", "eval.episodes_per_task=4")
+    row = next(row for row in results.metrics(run.folder) if "eval/test_success" in row)
+    of_tasks = [float(percent) / 100 for percent in results.by_task(run.folder, 0).split()]
+    assert len(of_tasks) == 3 and {4 * share % 1 for share in of_tasks} == {0.0}
+    assert sum(of_tasks) / 3 == pytest.approx(row["eval/test_success"])
 
 
 def test_run_with_other_settings_is_not_taken(tmp_path: Path):

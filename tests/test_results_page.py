@@ -72,6 +72,28 @@ def test_each_configuration_has_its_row(env: str):
         assert any(line[-1] == seconds for line in found)  # of two that learn the same, too
 
 
+def test_differences_are_paired_by_task_and_seed():
+    def rows(algo: str, finals: list[str]) -> list[dict[str, Any]]:
+        common = {"algo": algo, "variant": "", "demos": "", "split": "test", "base": 0.3}
+        cost = {"steps": 24, "episodes": 3072, "seconds": 60.0}
+        return [
+            common | cost | {"seed": seed, "base_by_task": "30 30 30", "final_by_task": final}
+            | {"final": fmean(map(float, final.split())) / 100}
+            for seed, final in enumerate(finals)
+        ]  # fmt: skip
+
+    grpo, rft = rows("grpo", ["10 50 90", "20 40 80"]), rows("rft", ["30 30 30", "30 30 30"])
+    every = [*grpo, *rft, *rows("nlac", ["20 60 100", "30 50 90"])]
+    table = results_page.learning(every, lambda row: row["algo"] != "rft").splitlines()
+    nlac, theirs = (line.strip("| ").split(" | ") for line in table[2:])
+    assert nlac[:6] == ["nlac", "2", "24", "3,072", "30.0", nlac[5]] and theirs[0] == "grpo"
+    assert nlac[5].startswith("58.3 [") and theirs[5].startswith("48.3 [")
+    assert nlac[6].startswith("+28.3 [") and nlac[8] == nlac[6]  # rft ends where all began
+    low, high = numbers(f"||{nlac[7]}")[1:]  # ten points in each task and seed
+    assert nlac[7].startswith("+10.0 [") and high - low > 40  # equal values of three tasks
+    assert theirs[7] == "" and theirs[8].startswith("+18.3 [")
+
+
 def numbers(line: str) -> list[float]:
     cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
     return [float(found) for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cells)]

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
 from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, horizons
@@ -47,6 +48,7 @@ COMPARED = (
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
+BASELINES = ("grpo", "rft")
 WIDTH = 120
 Row = dict[str, Any]
 Runs = list[Row]  # the seeds of one configuration on one split
@@ -116,6 +118,8 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
     """Return the table of the wanted configurations, the largest gain first."""
     trained = {name_of(runs): runs for runs in configurations(rows, "train")}
     chosen = [runs for runs in configurations(rows) if wanted(runs[0])]
+    if all("final_by_task" in row for runs in chosen for row in runs):
+        return paired_learning(rows, chosen)
     cells = []
     for runs in sorted(chosen, key=lambda runs: -fmean(gains(runs))):
         finals = [f"{share(r['final'])} [{share(r['low'])}, {share(r['high'])}]" for r in runs]
@@ -127,6 +131,46 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
     listed = ", ".join(str(row["seed"]) for row in max(chosen, key=len))
     header = f"algorithm | start, % | final, %, seed {listed} | gain, points | {train}seconds"
     return markdown(header, cells)
+
+
+def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs]) -> str:
+    """Return the table of configurations with intervals over tasks and seeds, and with their
+    differences from each baseline, the highest success first."""
+    every = {name_of(runs): runs for runs in configurations(rows)}
+    trained = {name_of(runs): runs for runs in configurations(rows, "train")}
+    cells = []
+    for runs in sorted(chosen, key=lambda runs: -mean(runs, "final")):
+        ours, name = by_task(runs, "final"), name_of(runs)
+        others = [by_task(runs, "base")]
+        others += [by_task(every[b], "final") if b != name else {} for b in BASELINES]
+        found = [seeds.paired_difference(ours, other) for other in others]
+        success = seeds.mean_success([*ours.values()])
+        cells.append([
+            name, str(len(runs)), f"{mean(runs, 'steps'):.0f}", f"{mean(runs, 'episodes'):,.0f}",
+            share(mean(runs, "base")), with_interval(success, share),
+            *(with_interval(difference, points) for difference in found),
+            share(mean(trained[name], "final")) if name in trained else "",
+            f"{mean(runs, 'seconds'):,.0f}",
+        ])  # fmt: skip
+    less = " | ".join(f"less {name}" for name in BASELINES)
+    header = f"seeds | updates | episodes | start, % | final, % | gain, points | {less}"
+    return markdown(f"algorithm | {header} | train split, % | seconds", cells)
+
+
+def by_task(runs: Runs, end: str) -> dict[int, seeds.Outcomes]:
+    """Return the success of each test task by seed, before (`base`) or after (`final`) training."""
+    return {
+        row["seed"]: {
+            str(task): [float(percent) / 100]
+            for task, percent in enumerate(row[f"{end}_by_task"].split())
+        }
+        for row in runs
+    }
+
+
+def with_interval(found: Interval | None, text: Callable[[float], str]) -> str:
+    """Return a mean and its interval, such as `61.5 [55.2, 67.0]`."""
+    return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]" if found else ""
 
 
 def env_learning(env: str) -> str:
