@@ -11,13 +11,16 @@ of the behaviour differ.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
+from numbers import Real
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -319,18 +322,19 @@ def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
         return [base, replace(base, name="shuffled rewards", shuffles_rewards=True)]
     of_critic = replace(base, policy_updates=0)  # says nothing of the policy
     named = {
-        "monte_carlo": of_critic, "shuffled_next_states": of_critic, "shuffled_outcomes": base,
-        "frozen_critic": base,
-    }  # fmt: skip
-    return [
-        base,
-        *(
-            replace(
-                arm, name=name.replace("_", " "), overrides=[*base.overrides, f"ablation={name}"]
-            )
-            for name, arm in named.items()
+        "monte carlo": (of_critic, ["algo.advanced.td_lambda=1"]),
+        "shuffled next states": (of_critic, ["algo.advanced.ablation=shuffled_next_states"]),
+        "shuffled outcomes": (base, ["algo.advanced.ablation=shuffled_outcomes"]),
+        "frozen critic": (
+            base,
+            ["algo.advanced.ablation=frozen_critic", "algo.separate_critic=true"],
         ),
+    }
+    controls = [
+        replace(arm, name=name, overrides=[*base.overrides, *changes])
+        for name, (arm, changes) in named.items()
     ]
+    return [base, *controls]
 
 
 def run_arm(arm: Arm) -> list[Row]:
@@ -411,12 +415,23 @@ def action_scores(parts: Parts, tree: Tree) -> Scores:
     counts = Counter(tree.nodes[i].state.turns_left for i in alive)
     repetitions = {i: SCORED_STATES // counts[tree.nodes[i].state.turns_left] or 1 for i in alive}
     turns = [turn for i in alive for _ in range(repetitions[i]) for turn in tree.nodes[i].turns]
-    values = iter(parts.algo.action_values(turns))
-    width = len(tree.env.actions)
+    found = parts.algo.action_values(turns)
+    require_numbers("action_values", found, len(turns))
+    values, width = iter(found), len(tree.env.actions)
     return {
         i: np.array([[next(values) for _ in range(width)] for _ in range(repetitions[i])])
         for i in alive
     }
+
+
+def require_numbers(method: str, found: object, count: int) -> None:
+    """Raise UserError unless `found` is a list of `count` finite numbers, which a method of the
+    algorithm returned or wrote into `turn.info`."""
+    rows = list(found) if isinstance(found, Sequence | np.ndarray) else []
+    numbers = [x for x in rows if isinstance(x, Real) and math.isfinite(x)]
+    if len(numbers) != len(rows) or len(rows) != count:
+        line = f"`{method}` of the algorithm must give a finite number for each of {count} turns"
+        raise UserError(f"{line}, not {shorten(repr(found), 60)}", code="not-a-number")
 
 
 def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
@@ -425,9 +440,12 @@ def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
     last turn has no score. Raises UserError for an algorithm without a critic."""
     ends = tree.whole_episodes()
     parts.algo.annotate([episode for _, _, episode in ends])
-    if "value" not in ends[0][2].turns[0].info:
+    turns = [turn for _, _, episode in ends for turn in episode.turns]
+    if not any("value" in turn.info for turn in turns):
         line = "this algorithm has no critic; choose one that has, such as nlac, self_ac or ppo"
         raise UserError(line, code="no-critic")
+    for key in ("value", "advantage"):
+        require_numbers(f"annotate ({key})", [turn.info.get(key) for turn in turns], len(turns))
     v = np.zeros(len(tree.nodes))
     for last, a, episode in ends:
         for (i, _), turn in zip(tree.route(last, a), episode.turns, strict=True):
@@ -446,6 +464,7 @@ def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
     }
     return {
         **{f"auc_{d}": auc for d, auc in auc_by_distance(tree, exact, scores).items()},
+        "bias": float(exact.reach @ (v - exact.v) / exact.reach.sum()),
         "r2": r_squared(exact.v, v, exact.reach),
         "r2_turn": r_squared(exact.v, mean_by_turn(tree, exact), exact.reach),
         "sign": sign_accuracy(exact, routes, advantages),

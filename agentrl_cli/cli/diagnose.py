@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STATE_COLUMNS = {
+    "bias": "bias of V",
     "r2": "R2 of V",
     "r2_turn": "R2 by turn",
     "sign": "right sign",
