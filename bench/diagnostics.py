@@ -31,7 +31,10 @@ from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, r
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-ALGOS = ("nlac", "self_ac", "ppo", "archer", "archer_small")
+ALGOS = {  # overrides beside algo=NAME
+    "nlac": [], "self_ac": [], "self_ac_chance": ["algo=self_ac", "env.loss=0.5"], "ppo": [],
+    "archer": [], "archer_small": [], "stepagent_implicit": [], "stepagent_inverse": [],
+}  # fmt: skip
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 PRETRAINED = (
@@ -46,7 +49,8 @@ Runs = dict[str, list[dict[str, list[Row]]]]  # algorithm -> seeds -> arm -> mea
 
 def arms_of(algo: str, seed: int, overrides: Sequence[str]) -> list[Arm]:
     """Return the arms of an algorithm with a seed: itself, and its controls."""
-    overrides = ["recipe=courier", f"algo={algo}", f"seed={seed}", *overrides]
+    chosen = [] if any(text.startswith("algo=") for text in overrides) else [f"algo={algo}"]
+    overrides = ["recipe=courier", *chosen, f"seed={seed}", *overrides]
     base = Arm(algo, overrides, CRITIC_UPDATES, POLICY_UPDATES, EVERY)
     return arms(compose_checked(overrides), base) if algo in WITH_CONTROLS else [base]
 
@@ -112,31 +116,55 @@ def critic_figures(runs: Runs) -> dict[str, list[float]]:
     }
 
 
+def at_end(runs: Runs, algo: str, arm: str, key: str) -> list[float]:
+    """Return a score by seed, after all updates."""
+    return [run[arm][-1][key] for run in runs[algo]]
+
+
+def state_figures(runs: Runs) -> dict[str, list[float]]:
+    """Return the figures of critics of states by seed."""
+    keys = {"bias": "v_bias", "r2": "v_r2", "sign": "advantage_sign"}
+    return {
+        **{
+            f"{algo}_{name}": critic(runs, algo, algo, key)
+            for algo in ("self_ac", "self_ac_chance", "ppo")
+            for key, name in keys.items()
+        },
+        "turn_number_r2": critic(runs, "self_ac", "self_ac", "r2_turn"),
+        "grpo_advantage_sign": critic(runs, "self_ac", "self_ac", "sign_grpo"),
+        "grpo_chance_advantage_sign": critic(runs, "self_ac_chance", "self_ac_chance", "sign_grpo"),
+        "self_ac_shuffled_v_r2": critic(runs, "self_ac", "shuffled rewards", "r2"),
+    }
+
+
 def figures(runs: Runs) -> dict[str, list[float]]:
     """Return every figure by seed."""
-
-    def success(arm: str) -> list[float]:
-        return [run[arm][-1]["success"] for run in runs["nlac"]]
 
     def gap(arm: str, value: str) -> list[float]:
         estimates, exact = (critic(runs, "nlac", arm, key) for key in ("estimate", value))
         return [abs(one - other) for one, other in zip(estimates, exact, strict=True)]
 
-    return critic_figures(runs) | {
+    held = [at_end(runs, "nlac", "nlac", key) for key in auc_keys(runs["nlac"][0]["nlac"][0])]
+    arms_of_policy = {"": "nlac", "_frozen": "frozen critic", "_shuffled": "shuffled outcomes"}
+    return {
+        **critic_figures(runs),
+        "nlac_backup_auc_end": [min(row) for row in zip(*held, strict=True)],
         "nlac_backup_gap_q_pi": gap("nlac", "policy_value"),
         "nlac_backup_gap_q_mu": gap("nlac", "behaviour_value"),
         "nlac_monte_carlo_gap_q_mu": gap("monte carlo", "behaviour_value"),
-        "nlac_policy_success": success("nlac"),
-        "nlac_policy_success_frozen": success("frozen critic"),
-        "nlac_policy_success_shuffled": success("shuffled outcomes"),
-        "self_ac_v_r2": critic(runs, "self_ac", "self_ac", "r2"),
-        "ppo_v_r2": critic(runs, "ppo", "ppo", "r2"),
-        "turn_number_r2": critic(runs, "self_ac", "self_ac", "r2_turn"),
-        "self_ac_advantage_sign": critic(runs, "self_ac", "self_ac", "sign"),
-        "ppo_advantage_sign": critic(runs, "ppo", "ppo", "sign"),
-        "archer_q_auc": auc(runs, "archer", "archer"),
-        "archer_policy_success": [run["archer"][-1]["success"] for run in runs["archer"]],
-        "archer_small_q_auc": auc(runs, "archer_small", "archer_small"),
+        **{
+            f"nlac_policy_success{suffix}": at_end(runs, "nlac", arm, "success")
+            for suffix, arm in arms_of_policy.items()
+        },
+        **state_figures(runs),
+        **{
+            f"{algo}_q_auc": auc(runs, algo, algo)
+            for algo in ("archer", "archer_small", "stepagent_implicit", "stepagent_inverse")
+        },
+        **{
+            f"{algo}_policy_success": at_end(runs, algo, algo, "success")
+            for algo in ("archer", "archer_small")
+        },
     }
 
 
@@ -172,8 +200,8 @@ def main() -> None:
         todo = {"nlac": [critic_arms(row) for row in rows]}
         runs = measured(todo, given.folder.with_name("diagnostics_smollm2"), given.workers)
         return store("diagnostics_smollm2.json", critic_figures(runs))
-    seeds = given.seeds or [0, 1, 2]
-    todo = {algo: [arms_of(algo, seed, ()) for seed in seeds] for algo in ALGOS}
+    seeds = given.seeds or [0, 1, 2, 3, 4]
+    todo = {algo: [arms_of(algo, seed, own) for seed in seeds] for algo, own in ALGOS.items()}
     store("diagnostics.json", figures(measured(todo, given.folder, given.workers)))
 
 

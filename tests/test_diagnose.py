@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from agentrl_cli.cli.diagnose import HEALTHY, diagnose, lines
+from agentrl_cli.cli.new import write_package
 from agentrl_cli.config.compose import check, compose_checked, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
@@ -27,6 +30,7 @@ from agentrl_cli.exact_values import (
     state_metrics,
 )
 from agentrl_cli.training.build import Parts, build_parts
+from tests.paths import ROOT
 
 UNIFORM = [1 / 3] * 3
 SMALL = ["recipe=courier", "rollout.episodes_per_step=16"]
@@ -196,6 +200,27 @@ def test_archer_critic_learns_and_the_policy_follows():
     _, learned, last = run_arm(Arm("archer", [*SMALL, "algo=archer"], 8, 4, 8))
     assert np.mean([learned[f"auc_{d}"] for d in (1, 2, 3, 4)]) > 0.9
     assert learned["success"] < 0.35 and last["success"] > 0.5
+
+
+@pytest.mark.slow
+def test_algorithm_of_the_page_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = write_package("algo", "my_method", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(folder))  # of the arms' processes
+    monkeypatch.syspath_prepend(folder)
+    code = folder / "my_method" / "algo.py"
+    page = (ROOT / "docs" / "extending.md").read_text()
+    method = page.split("Its\nprobability as a critic:\n\n```python\n")[1].split("```")[0]
+    imports = (
+        "import math\nfrom agentrl_cli.algos.samples import TurnRef, completion_sample\n"
+        "from agentrl_cli.models.forward import token_logprobs\n"
+    )
+    head, future, body = code.read_text().partition("from __future__ import annotations\n")
+    code.write_text(head + future + imports + body + "\n" + method)
+    record = diagnose(["algo=my_method"], folder / "conf", 1, 1, 1)
+    assert list(record["arms"]) == ["my_method", "shuffled rewards"]
+    text = "\n".join(lines(record))
+    assert "AUC, 1 left" in text and "policy's Q" in text and HEALTHY in text
+    assert re.search(r"my_method( +[01]\.\d\d){7} +\d+ -> \d+ %", text)
 
 
 def test_stored_configuration_of_a_courier_run_loads(tmp_path: Path):
