@@ -49,7 +49,6 @@ MAX_NODES = 20_000
 MIN_COVERAGE = 0.5  # of the first policy by the listed actions
 CLEAR_GAP = 0.1  # between the exact values of two actions that a critic must rank
 SAMPLED_EPISODES = 256  # of the policy, for the signs of advantages
-AVERAGED = 2  # measurements at the end of the critic's training
 SCORED_STATES = 24  # by number of turns left
 CARELESS = 0.1  # probability with which the scripted courier takes a closed road
 DECIDING = 0.05  # least |advantage| of a deciding turn
@@ -301,7 +300,8 @@ def sign_accuracy(exact: Values, routes: Sequence[Route], advantages: Sequence[N
 
 @dataclass(frozen=True)
 class Arm:
-    """One training run of a diagnosis: `critic_updates` of the critic alone, then `policy_updates`.
+    """One training run of a diagnosis: `critic_updates` of the critic alone, then `policy_updates`
+    of both.
     An algorithm that replays episodes learns the critic from those of a scripted courier."""
 
     name: str
@@ -387,9 +387,10 @@ def auc_keys(row: Row) -> list[str]:
     return sorted(key for key in row if key.startswith("auc_"))
 
 
-def last_of_critic(rows: list[Row], critic_updates: int) -> list[Row]:
-    """Return the last measurements before the policy trains, over which figures are averaged."""
-    return [row for row in rows if row["update"] <= critic_updates][-AVERAGED:]
+def last_of_critic(rows: list[Row], critic_updates: int) -> Row:
+    """Return the last measurement before the policy trains or, without updates of the critic
+    alone, the last of all."""
+    return [row for row in rows if row["update"] <= critic_updates or not critic_updates][-1]
 
 
 def measure(parts: Parts, tree: Tree, behaviour: Values) -> Row:

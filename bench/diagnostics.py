@@ -32,9 +32,11 @@ from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, r
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 ALGOS = {  # overrides beside algo=NAME
-    "nlac": [], "self_ac": [], "self_ac_chance": ["algo=self_ac", "env.loss=0.5"], "ppo": [],
-    "archer": [], "archer_small": [], "stepagent_implicit": [], "stepagent_inverse": [],
+    "nlac": [], "self_ac": [], "ppo": [], "archer": [], "archer_small": [],
+    "stepagent_implicit": [], "stepagent_inverse": [],
+    "self_ac_chance": ["algo=self_ac", "env.loss=0.5", "algo.gae_lambda=0.5"],
 }  # fmt: skip
+TOGETHER = ("self_ac_chance",)  # critic and policy learn from the start
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 PRETRAINED = (
@@ -52,6 +54,8 @@ def arms_of(algo: str, seed: int, overrides: Sequence[str]) -> list[Arm]:
     chosen = [] if any(text.startswith("algo=") for text in overrides) else [f"algo={algo}"]
     overrides = ["recipe=courier", *chosen, f"seed={seed}", *overrides]
     base = Arm(algo, overrides, CRITIC_UPDATES, POLICY_UPDATES, EVERY)
+    if algo in TOGETHER:
+        return [replace(base, critic_updates=0)]
     return arms(compose_checked(overrides), base) if algo in WITH_CONTROLS else [base]
 
 
@@ -93,9 +97,8 @@ def measured(todo: dict[str, list[list[Arm]]], folder: Path, workers: int) -> Ru
 
 def critic(runs: Runs, algo: str, arm: str, key: str) -> list[float]:
     """Return a score of a critic by seed, at the end of the critic's training."""
-    return [
-        mean(row[key] for row in last_of_critic(run[arm], CRITIC_UPDATES)) for run in runs[algo]
-    ]
+    updates = 0 if algo in TOGETHER else CRITIC_UPDATES
+    return [last_of_critic(run[arm], updates)[key] for run in runs[algo]]
 
 
 def auc(runs: Runs, algo: str, arm: str) -> list[float]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
 from agentrl_cli.report.figures import style, svg
@@ -102,8 +101,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     cells = [["arm", *(f"AUC, {key[4:]} left" for key in aucs), *columns.values(), "success"]]
     for name, rows in found.items():
         critic = last_of_critic(rows, record["critic_updates"])
-        found_of = [[row[key] for row in critic if key in row] for key in (*aucs, *columns)]
-        shown = [f"{mean(values):.2f}" if values else "–" for values in found_of]
+        shown = [f"{critic[k]:.2f}" if k in critic else "–" for k in (*aucs, *columns)]
         success = f"{100 * rows[0]['success']:.0f} -> {100 * rows[-1]['success']:.0f} %"
         if rows[-1]["update"] <= record["critic_updates"]:
             success = "–"  # the policy did not train
@@ -128,7 +126,7 @@ def draw(found: dict[str, list[Row]], critic_updates: int) -> Figure:
     figure = Figure(figsize=(2.3 * len(found) + 2.3, 2.5), layout="constrained")
     *panels, last = figure.subplots(1, len(found) + 1, sharey=True)
     for panel, (name, rows) in zip(panels, found.items(), strict=True):
-        learned = [row for row in rows if row["update"] <= critic_updates]
+        learned = [row for row in rows if row["update"] <= critic_updates or not critic_updates]
         updates = [row["update"] for row in learned]
         for colour, key in zip(COLOURS, auc_keys(rows[0]), strict=False):
             label = f"{key.removeprefix('auc_')} turns left"

@@ -321,7 +321,7 @@ def calibrate(
 @verb("diagnose")
 def diagnose(
     overrides: Overrides = None,
-    critic_updates: Annotated[int, typer.Option(min=1, help="Updates of the critic alone.")] = 12,
+    critic_updates: Annotated[int, typer.Option(min=0, help="Updates of the critic alone.")] = 12,
     policy_updates: Annotated[
         int, typer.Option(min=0, help="Updates of critic and policy after that.")
     ] = 12,

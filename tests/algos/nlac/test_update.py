@@ -169,18 +169,27 @@ def test_cut_backups_are_not_trained(models: ModelSet):
     assert phase["successor"].metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
 
 
-def test_target_follows_critic_after_its_phase(model_folder: Path):
-    algo = nlac({"ema_decay": 0.75}, critic_warmup=1)
+def test_target_follows_critic_after_each_of_its_steps(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    algo = nlac({"ema_decay": 0.75, "critic_steps": 3}, critic_warmup=1)
     models, generator = weights(algo, model_folder), troupe()
     bound(algo, generator, models)
-    before = {key: w.detach().clone() for key, w in models.weights("target").items()}
-    start = models.fingerprint("policy")
+    by_hand = {key: w.detach().double().clone() for key, w in models.weights("target").items()}
+    start, seen = models.fingerprint("policy"), [models.fingerprint("policy")]
+
+    def follow(target: str, source: str, decay: float) -> None:
+        move(target, source, decay)
+        seen.append(models.fingerprint("policy"))
+        for key, weight in models.weights("policy").items():
+            by_hand[key] = 0.75 * by_hand[key] + 0.25 * weight.detach().double()
+
+    move = models.ema_update
+    monkeypatch.setattr(models, "ema_update", follow)
     learn(algo, models, filled(WON, LOST))
-    policy = models.weights("policy")
-    assert any(not torch.equal(policy[key], before[key]) for key in before)
+    assert len(seen) > 3 and len(set(seen)) == len(seen)
     for key, weight in models.weights("target").items():
-        by_hand = 0.75 * before[key].double() + 0.25 * policy[key].detach().double()
-        assert torch.allclose(weight.double(), by_hand, rtol=0, atol=1e-7)
+        assert torch.allclose(weight.double(), by_hand[key], rtol=0, atol=5e-7)
     assert generator.loaded[-1] == ("target", models.version("target"))
     assert models.fingerprint("reference") == start
 
