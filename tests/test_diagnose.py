@@ -132,23 +132,25 @@ def test_what_cannot_be_diagnosed_is_refused(overrides: list[str], code: str):
 @pytest.mark.parametrize(
     "found", [[0.5] * 3, "yes", None, [math.nan] * 432, ["0.5"] * 432, [[0.5]] * 432]
 )
-def test_critic_that_answers_in_another_form_is_refused(found: Any):
-    parts = parts_of()
-    parts.algo.action_values = lambda turns: found  # pyright: ignore[reportAttributeAccessIssue]
+def test_critic_that_answers_in_another_form_is_refused(
+    found: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tree.parts.algo, "action_values", lambda turns: found, raising=False)
     with pytest.raises(UserError, match="`action_values` of the algorithm must give"):
-        action_scores(parts, Tree(parts))
+        action_scores(tree.parts, tree)
 
 
-def test_critic_of_states_that_misses_turns_is_refused():
+def test_critic_of_states_that_misses_turns_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     def annotate(episodes: list[Episode]) -> None:
         for episode in episodes:
             episode.turns[0].info["value"] = 0.5
 
-    parts = parts_of()
-    tree = Tree(parts)
-    parts.algo.annotate = annotate  # pyright: ignore[reportAttributeAccessIssue]
+    for episode in (e for _, _, e in tree.whole_episodes()):
+        for turn in episode.turns:
+            turn.info.pop("value", None)  # of other tests
+    monkeypatch.setattr(tree.parts.algo, "annotate", annotate)
     with pytest.raises(UserError, match=r"`annotate \(value\)` of the algorithm must give"):
-        state_metrics(parts, tree, tree.values([UNIFORM] * len(tree.nodes)))
+        state_metrics(tree.parts, tree, tree.values([UNIFORM] * len(tree.nodes)))
 
 
 @pytest.mark.parametrize("ablation", ["paper", "nlql", "shared_critic"])
