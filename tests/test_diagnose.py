@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,15 +187,17 @@ def test_rewards_of_demonstrations_are_scored_without_controls(algo: str):
 @pytest.mark.slow
 def test_nlac_critic_learns_from_chance_and_its_controls_do_not():
     overrides = [*SMALL, "algo=nlac"]
-    base = Arm("nlac", overrides, 12, 0, 12)
-    rows = {arm.name: run_arm(arm)[-1] for arm in arms(compose_checked(overrides), base)}
-    aucs = {name: [row[f"auc_{d}"] for d in (1, 2, 3, 4)] for name, row in rows.items()}
-    assert min(aucs["nlac"][:2]) > 0.9 and min(aucs["nlac"]) > 0.75
-    for control in ("shuffled outcomes", "shuffled next states", "frozen critic"):
-        assert np.mean(aucs[control]) < 0.65
-    learned, monte_carlo = rows["nlac"], rows["monte carlo"]
-    assert learned["behaviour_value"] - learned["policy_value"] > 0.15
-    assert learned["estimate"] < monte_carlo["estimate"]  # nearer to the policy's values
+    trained, *controls = arms(compose_checked(overrides), Arm("nlac", overrides, 12, 0, 12))
+    named = {arm.name: arm for arm in controls}
+    frozen = replace(named["frozen critic"], critic_updates=1)  # more change nothing
+    learned, *rest = (run_arm(arm)[-1] for arm in (trained, named["shuffled outcomes"], frozen))
+    aucs = [[row[f"auc_{d}"] for d in (1, 2, 3, 4)] for row in (learned, *rest)]
+    assert min(aucs[0][:2]) > 0.9 and min(aucs[0]) > 0.75
+    assert max(map(np.mean, aucs[1:])) < 0.65
+    to_policy, to_behaviour = (
+        abs(learned["estimate"] - learned[key]) for key in ("policy_value", "behaviour_value")
+    )
+    assert to_policy < to_behaviour
 
 
 @pytest.mark.slow
