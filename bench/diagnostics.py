@@ -148,11 +148,14 @@ def figures(runs: Runs) -> dict[str, list[float]]:
         return [abs(one - other) for one, other in zip(estimates, exact, strict=True)]
 
     held = [at_end(runs, "nlac", "nlac", key) for key in auc_keys(runs["nlac"][0]["nlac"][0])]
+    ends = [at_end(runs, "nlac", "nlac", key) for key in ("estimate", "policy_value")]
+    gap_at_end = [abs(one - other) for one, other in zip(*ends, strict=True)]
     arms_of_policy = {"": "nlac", "_frozen": "frozen critic", "_shuffled": "shuffled outcomes"}
     return {
         **critic_figures(runs),
         "nlac_backup_auc_end": [min(row) for row in zip(*held, strict=True)],
         "nlac_backup_gap_q_pi": gap("nlac", "policy_value"),
+        "nlac_backup_gap_q_pi_end": gap_at_end,
         "nlac_backup_gap_q_mu": gap("nlac", "behaviour_value"),
         "nlac_monte_carlo_gap_q_mu": gap("monte carlo", "behaviour_value"),
         **{
