@@ -77,7 +77,8 @@ def run_all(todo: list[Arm]) -> dict[str, list[Row]]:
     context = multiprocessing.get_context("spawn")
     display = Display(Activity("arms", 0, len(todo)))
     with display, ProcessPoolExecutor(workers, context) as pool:
-        running = {pool.submit(run_arm, arm): arm.name for arm in todo}
+        longest_first = sorted(todo, key=lambda arm: -arm.policy_updates)
+        running = {pool.submit(run_arm, arm): arm.name for arm in longest_first}
         for future in as_completed(running):
             try:
                 done[running[future]] = future.result()
