@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -36,6 +37,7 @@ ALGOS = {  # overrides beside algo=NAME
     "stepagent_implicit": [], "stepagent_inverse": [],
     "self_ac_chance": ["algo=self_ac", "env.loss=0.5", "algo.gae_lambda=0.5"],
 }  # fmt: skip
+SEEDS = defaultdict(lambda: 3, {"nlac": 5, "self_ac_chance": 5})
 TOGETHER = ("self_ac_chance",)  # critic and policy learn from the start
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
@@ -206,8 +208,10 @@ def main() -> None:
         todo = {"nlac": [critic_arms(row) for row in rows]}
         runs = measured(todo, given.folder.with_name("diagnostics_smollm2"), given.workers)
         return store("diagnostics_smollm2.json", critic_figures(runs))
-    seeds = given.seeds or [0, 1, 2, 3, 4]
-    todo = {algo: [arms_of(algo, seed, own) for seed in seeds] for algo, own in ALGOS.items()}
+    todo = {
+        algo: [arms_of(algo, seed, own) for seed in given.seeds or range(SEEDS[algo])]
+        for algo, own in ALGOS.items()
+    }
     store("diagnostics.json", figures(measured(todo, given.folder, given.workers)))
 
 
