@@ -38,7 +38,7 @@ METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom t
 }
 
 
-def panel(rows: Sequence[Row], title: str, axis: str) -> Panel:
+def panel(rows: Sequence[Row], axis: str) -> Panel:
     """Return the training success of every seed of each algorithm against `axis`."""
     curves = {
         algo: [
@@ -49,15 +49,13 @@ def panel(rows: Sequence[Row], title: str, axis: str) -> Panel:
         for algo in PLAYERS
     }
     label = f"{axis} of play and training"
-    return Panel(title, curves, label, "success, train tasks", axis == "seconds")
+    return Panel("", curves, label, "success, train tasks", axis == "seconds")
 
 
 def figures() -> dict[str, str]:
     """Return the figures as SVG by name: gains, and the curves of each environment."""
     curves = {
-        f"curves_{env}": [
-            panel(load(f"{env}_curves"), "", axis) for axis in ("episodes", "seconds")
-        ]
+        f"curves_{env}": [panel(load(f"{env}_curves"), axis) for axis in ("episodes", "seconds")]
         for env in ENVIRONMENTS
     }
     drawn = {name: svg(draw, panels, 2, (3.6, 2.6)) for name, panels in curves.items()}
