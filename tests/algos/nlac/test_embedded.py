@@ -45,10 +45,10 @@ def test_targets_state_response_and_outcome(targets: list[tuple[str, str]]):
 
 
 WORLDS = ("arithmetic", "courier", "tau_mini", "twentyq", "wiki")
-OTHER_TEXTS = ("", "paper", "nlql", "m2", "nlrl", "self_distillation", "k1", "k8")
-SAME_TEXTS = ("monte_carlo", "on_policy", "shared_critic", "guarded", "shuffled_critiques")
+OTHER_TEXTS = ("", "paper", "nlql", "m2", "nlrl", "self_distillation")
+SIMILAR_TEXTS = ("k1", "k8", "monte_carlo", "on_policy", "shared_critic", "guarded")
 PRESETS = [(env, ablation) for env in WORLDS for ablation in OTHER_TEXTS]
-PRESETS += [("twentyq", ablation) for ablation in SAME_TEXTS]
+PRESETS += [("twentyq", ablation) for ablation in SIMILAR_TEXTS]
 PRESETS.remove(("courier", "nlrl"))  # its model does not know how to summarise rollouts
 
 
@@ -58,12 +58,12 @@ def test_roles_of_every_preset_can_be_parsed(
     env: str, ablation: str, monkeypatch: pytest.MonkeyPatch
 ):
     """At most 20 % of the texts of a role are lost before the first update."""
-    monkeypatch.setattr(algorithm, "CHECKED_TURNS", 24)
+    monkeypatch.setattr(algorithm, "CHECKED_TURNS", 16)
     overrides = [f"recipe={env}", "algo=nlac", *([f"ablation={ablation}"] if ablation else [])]
     parts = build_parts(check(compose([*overrides, "rollout.episodes_per_step=16"])), None)
     assert isinstance(parts.algo, NLAC) and parts.algo.min_parse_rate == 0.5
     reports = parts.algo.role_reports(parts.collector.collect(0, 1))
-    assert sum(len(report.texts) for report in reports) >= 24
+    assert sum(len(report.texts) for report in reports) >= 16
     assert all(report.share >= 0.8 for report in reports)
 
 
