@@ -301,8 +301,8 @@ def sign_accuracy(exact: Values, routes: Sequence[Route], advantages: Sequence[N
 @dataclass(frozen=True)
 class Arm:
     """One training run of a diagnosis: `critic_updates` of the critic alone, then `policy_updates`
-    of both.
-    An algorithm that replays episodes learns the critic from those of a scripted courier."""
+    of critic and policy. An algorithm that replays episodes first learns from those of a scripted
+    courier."""
 
     name: str
     overrides: list[str]
@@ -387,10 +387,10 @@ def auc_keys(row: Row) -> list[str]:
     return sorted(key for key in row if key.startswith("auc_"))
 
 
-def last_of_critic(rows: list[Row], critic_updates: int) -> Row:
-    """Return the last measurement before the policy trains or, without updates of the critic
-    alone, the last of all."""
-    return [row for row in rows if row["update"] <= critic_updates or not critic_updates][-1]
+def rows_of_critic(rows: list[Row], critic_updates: int) -> list[Row]:
+    """Return the measurements before the policy trains or, without updates of the critic alone, all
+    of them. Figures of a critic are those of the last."""
+    return [row for row in rows if row["update"] <= critic_updates or not critic_updates]
 
 
 def measure(parts: Parts, tree: Tree, behaviour: Values) -> Row:

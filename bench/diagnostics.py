@@ -28,15 +28,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.statistics import mean, student
-from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
+from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, rows_of_critic, run_arm
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-ALGOS = {  # overrides beside algo=NAME
-    "nlac": [], "self_ac": [], "ppo": [], "archer": [], "archer_small": [],
-    "stepagent_implicit": [], "stepagent_inverse": [],
-    "self_ac_chance": ["algo=self_ac", "env.loss=0.5", "algo.gae_lambda=0.5"],
-}  # fmt: skip
+NAMES = (
+    "nlac", "self_ac", "ppo", "archer", "archer_small", "stepagent_implicit", "stepagent_inverse",
+)  # fmt: skip
+ALGOS = {name: [f"algo={name}"] for name in NAMES} | {
+    "self_ac_chance": ["algo=self_ac", "env.loss=0.5", "algo.gae_lambda=0.5"]
+}
 SEEDS = defaultdict(lambda: 3, {"nlac": 5, "self_ac_chance": 5})
 TOGETHER = ("self_ac_chance",)  # critic and policy learn from the start
 WITH_CONTROLS = ("nlac", "self_ac")
@@ -53,8 +54,7 @@ Runs = dict[str, list[dict[str, list[Row]]]]  # algorithm -> seeds -> arm -> mea
 
 def arms_of(algo: str, seed: int, overrides: Sequence[str]) -> list[Arm]:
     """Return the arms of an algorithm with a seed: itself, and its controls."""
-    chosen = [] if any(text.startswith("algo=") for text in overrides) else [f"algo={algo}"]
-    overrides = ["recipe=courier", *chosen, f"seed={seed}", *overrides]
+    overrides = ["recipe=courier", f"seed={seed}", *overrides]
     base = Arm(algo, overrides, CRITIC_UPDATES, POLICY_UPDATES, EVERY)
     if algo in TOGETHER:
         return [replace(base, critic_updates=0)]
@@ -100,7 +100,7 @@ def measured(todo: dict[str, list[list[Arm]]], folder: Path, workers: int) -> Ru
 def critic(runs: Runs, algo: str, arm: str, key: str) -> list[float]:
     """Return a score of a critic by seed, at the end of the critic's training."""
     updates = 0 if algo in TOGETHER else CRITIC_UPDATES
-    return [last_of_critic(run[arm], updates)[key] for run in runs[algo]]
+    return [rows_of_critic(run[arm], updates)[-1][key] for run in runs[algo]]
 
 
 def auc(runs: Runs, algo: str, arm: str) -> list[float]:
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the pretrained model, as hardware=gpu")
     given = parser.parse_args()
     if given.pretrained:
-        overrides = [f"init={given.pretrained}", *PRETRAINED, *given.overrides]
+        overrides = ["algo=nlac", f"init={given.pretrained}", *PRETRAINED, *given.overrides]
         rows = [arms_of("nlac", seed, overrides) for seed in given.seeds or [0, 1]]
         todo = {"nlac": [critic_arms(row) for row in rows]}
         runs = measured(todo, given.folder.with_name("diagnostics_smollm2"), given.workers)

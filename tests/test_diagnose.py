@@ -215,13 +215,13 @@ def test_algorithm_of_the_page_is_diagnosed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(folder)
     code = folder / "my_method" / "algo.py"
     page = (ROOT / "docs" / "extending.md").read_text()
-    method = page.split("Its\nprobability as a critic:\n\n```python\n")[1].split("```")[0]
+    method = next(block for block in page.split("```python\n") if "def action_values" in block)
     imports = (
         "import math\nfrom agentrl_cli.algos.samples import TurnRef, completion_sample\n"
         "from agentrl_cli.models.forward import token_logprobs\n"
     )
     head, future, body = code.read_text().partition("from __future__ import annotations\n")
-    code.write_text(head + future + imports + body + "\n" + method)
+    code.write_text(head + future + imports + body + "\n" + method.split("```")[0])
     record = diagnose(["algo=my_method"], folder / "conf", 1, 1, 1)
     assert list(record["arms"]) == ["my_method", "shuffled rewards"]
     text = "\n".join(lines(record))

@@ -13,7 +13,7 @@ from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo_err
-from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, last_of_critic, run_arm
+from agentrl_cli.exact_values import Arm, Row, arms, auc_keys, rows_of_critic, run_arm
 from agentrl_cli.report.figures import style, svg
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     columns = STATE_COLUMNS if of_states else ACTION_COLUMNS
     cells = [["arm", *(f"AUC, {key[4:]} left" for key in aucs), *columns.values(), "success"]]
     for name, rows in found.items():
-        critic = last_of_critic(rows, record["critic_updates"])
+        critic = rows_of_critic(rows, record["critic_updates"])[-1]
         shown = [f"{critic[k]:.2f}" if k in critic else "–" for k in (*aucs, *columns)]
         success = f"{100 * rows[0]['success']:.0f} -> {100 * rows[-1]['success']:.0f} %"
         if rows[-1]["update"] <= record["critic_updates"]:
@@ -127,7 +127,7 @@ def draw(found: dict[str, list[Row]], critic_updates: int) -> Figure:
     figure = Figure(figsize=(2.3 * len(found) + 2.3, 2.5), layout="constrained")
     *panels, last = figure.subplots(1, len(found) + 1, sharey=True)
     for panel, (name, rows) in zip(panels, found.items(), strict=True):
-        learned = [row for row in rows if row["update"] <= critic_updates or not critic_updates]
+        learned = rows_of_critic(rows, critic_updates)
         updates = [row["update"] for row in learned]
         for colour, key in zip(COLOURS, auc_keys(rows[0]), strict=False):
             label = f"{key.removeprefix('auc_')} turns left"
