@@ -239,7 +239,7 @@ def diagnose(
     config_dir: str | Path | None = None,
     *,
     critic_updates: int = 12,
-    policy_updates: int = 12,
+    policy_updates: int = 8,
     every: int = 4,
 ) -> Diagnosis:
     """Compare the critic of an algorithm with exact values, as `agentrl diagnose`.

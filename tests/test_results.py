@@ -64,6 +64,7 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "train", train)
+    monkeypatch.setattr(results, "fingerprint", repr)  # without composing
     results.tune("twentyq", "grpo", tmp_path, missing=False)
     rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
     assert done == [*rates, "size_0.5", "size_2", "long"]

@@ -324,7 +324,7 @@ def diagnose(
     critic_updates: Annotated[int, typer.Option(min=0, help="Updates of the critic alone.")] = 12,
     policy_updates: Annotated[
         int, typer.Option(min=0, help="Updates of critic and policy after that.")
-    ] = 12,
+    ] = 8,
     every: Annotated[int, typer.Option(min=1, help="Updates between measurements.")] = 4,
     out: Annotated[Path, typer.Option(help="File of the picture (SVG).")] = Path("diagnose.svg"),
     config_dir: ConfigDir = None,

@@ -107,6 +107,13 @@ def register_sections(config_dir: Path | None = None) -> None:
     sections under `algos` of a recipe or an ablation apply to a single algorithm: `nlac` of the
     recipe `math` becomes the option `math_nlac` of the group `recipe_algos`.
     """
+    recipes = [file for root in group_folders(config_dir) for file in root.glob("recipe/*.yaml")]
+    read = [*_sectioned_files(config_dir), *recipes]
+    _register_versions(config_dir, tuple((file, file.stat().st_mtime_ns) for file in read))
+
+
+@lru_cache(maxsize=1)  # composing again needs no new options
+def _register_versions(config_dir: Path | None, _: tuple[tuple[Path, int], ...]) -> None:
     from hydra.core.config_store import ConfigStore
 
     def store(group: str, name: str, values: Any, file: Path) -> None:

@@ -29,7 +29,14 @@ from tests.paths import CONF
 RESULTS = CONF.parent / "docs" / "results"
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("math_")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith(("paper", "twentyq")) else pytest.mark.slow)
+        for name in PRESETS
+        if not name.startswith("math_")
+    ],
+)
 def test_preset_builds_its_algorithm(name: str):
     cfg = check(compose(preset_overrides(name)))
     assert type(build(cfg.algo)).__name__ == cfg.algo._target_.rpartition(".")[2]
