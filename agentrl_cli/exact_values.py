@@ -451,7 +451,7 @@ def state_metrics(parts: Parts, tree: Tree, exact: Values) -> dict[str, float]:
     for last, a, episode in ends:
         for (i, _), turn in zip(tree.route(last, a), episode.turns, strict=True):
             v[i] = turn.info["value"]
-    drawn = tree.sample(exact.policy.tolist(), SAMPLED_EPISODES, parts.seed)
+    drawn = tree.sample(exact.policy.tolist(), SAMPLED_EPISODES, parts.collector.seed)
     routes, episodes = map(list, zip(*drawn, strict=True))
     parts.algo.annotate(episodes)
     advantages = [[turn.info["advantage"] for turn in episode.turns] for episode in episodes]

@@ -117,9 +117,6 @@ class Replies(Generator):
         rows = [self.replies[tuple(prompt)] for prompt in prompts]
         return [[Completion(ids, [0.0] * len(ids), "stop")] for ids in rows]
 
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Ignore new weights."""
-
 
 def bind(overrides: list[str], tail: list[int]) -> Algorithm:
     """Return the algorithm with these settings, on the stored model. Its reference or target has

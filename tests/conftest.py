@@ -3,6 +3,7 @@ machine's cores must not decide."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,12 @@ from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import write_model
 from tests.builders.nlac import nlac, weights
 from tests.builders.runs import Agentrl
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting torch and all tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from agentrl_cli.algos.base import Algorithm, Phase, trained_tokens
 from agentrl_cli.algos.frozen_forecast import REFERENCE, add_forecast_gains, forecast_tokens
 from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
-from agentrl_cli.algos.samples import episode_samples, turn_advantage
+from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.settings import GRPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs
@@ -72,7 +72,7 @@ class GRPO(GRPOConfig, Algorithm):
     def _samples(self, episode: Episode) -> list[Sample]:
         """Return the episode's samples. If each episode has the same weight, field `share` is the
         weight of each token. dr_grpo multiplies the advantages of an episode by its length."""
-        samples = episode_samples(episode, turn_advantage)
+        samples = episode_samples(episode, lambda i, turn: {"advantage": turn.info["advantage"]})
         if self.loss_type == "dapo":
             return samples
         tokens = sum(map(trained_tokens, samples))

@@ -88,11 +88,6 @@ def episode_samples(
     return [sample for sample in samples if any(sample.mask)]
 
 
-def turn_advantage(index: int, turn: Turn) -> PerToken:
-    """Return the advantage of the turn at all its tokens."""
-    return {"advantage": float(turn.info["advantage"])}
-
-
 def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:
     """Append tokens; each field of the sample gets its number from `numbers`, or 0."""
     sample.ids += ids

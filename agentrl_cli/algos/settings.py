@@ -67,7 +67,7 @@ class TrainingConfig(Settings):
 
 # --- forecasts, shared by NLAC and its controls ---
 
-NLAC_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a prompt
+PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a prompt
 NLAC_PLACEHOLDERS = {  # by prompt, the placeholders that it may contain
     "forecast": (),
     "backup": ("response", "forecast"),
@@ -103,7 +103,7 @@ class ForecastPromptConfig(Settings):
     def check_settings(self) -> None:
         """Raise UserError for an unknown placeholder and for a frame without its instruction."""
         for prompt, known in NLAC_PLACEHOLDERS.items():
-            for name in NLAC_PLACEHOLDER.findall(vars(self).get(prompt, "")):
+            for name in PLACEHOLDER.findall(vars(self).get(prompt, "")):
                 if name not in known:
                     choices = ", ".join(known) or "none"
                     line = f"prompts.{prompt} has the unknown placeholder '{name}'"
@@ -512,8 +512,6 @@ def _refuse(message: str) -> None:
 
 # --- Self-AC ---
 
-CRITIC_PROMPT_SLOT = re.compile(r"\{(\w+)\}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SelfACAdvanced:
@@ -569,7 +567,7 @@ class SelfACConfig(TrainingConfig):
 
     def check_settings(self) -> None:
         """Raise UserError for a critic prompt with an unknown slot."""
-        for name in CRITIC_PROMPT_SLOT.findall(self.critic_prompt.removeprefix("{message}")):
+        for name in PLACEHOLDER.findall(self.critic_prompt.removeprefix("{message}")):
             if name != "closing":
                 line = f"algo.critic_prompt has the unknown slot {{{name}}}"
                 remedy = "use {closing}, or {message} at the very start"

@@ -181,7 +181,7 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         count = self.expert_states_per_update
-        return {"num_samples": Texts(count, max_tokens)} if count else {}
+        return {"fresh actions": Texts(count, max_tokens)} if count else {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Sample at the fragments, then yield one phase of pairs (expert's action, own action).
@@ -245,7 +245,7 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         count = self.num_samples * self.expert_states_per_update * (not self.plays)
-        return {"num_samples": Texts(count, max_tokens)} if count else {}
+        return {"fresh actions": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
         super().bind(context)

@@ -17,6 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.core.terminal import echo, terminal_width
 from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import episodes_by_task
 from agentrl_cli.report.seeds import Outcomes
 from agentrl_cli.report.summary import base_result, evaluation_lines
 from agentrl_cli.runs.find import find_run
@@ -119,17 +120,14 @@ def _evaluate(cfg: DictConfig, parts: Parts) -> tuple[Record, Outcomes]:
     search."""
     from agentrl_cli.training.evaluate import compare_search, evaluate
 
-    outcomes: dict[str, list[float]] = {}
-
-    def keep(episodes: list[Episode]) -> None:
-        for episode in episodes:
-            outcomes.setdefault(episode.task.id, []).append(float(episode.success))
-
+    played: list[Episode] = []
     parts.activity.begin("evaluation")
     with Display(parts.activity):
         if cfg.choices.get("search"):
             return compare_search(parts, build(cfg.search)), {}
-        return evaluate(parts, keep), outcomes
+        found = evaluate(parts, played.extend)
+    by_task = episodes_by_task(played)
+    return found, {group[0].task.id: [float(e.success) for e in group] for group in by_task}
 
 
 @contextmanager

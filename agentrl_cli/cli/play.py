@@ -155,7 +155,8 @@ def play_with_policy(cfg: DictConfig, run: Run, task: Task) -> Episode:
 
     parts = build_parts(cfg, None, learns=False, restored=True)
     parts.restore_models(played_checkpoint(run, *PLAYED_PARTS).folder)
-    episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
+    collector = parts.collector
+    episodes = collector.play(task_starts(collector.seed, task, 1), collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]
 

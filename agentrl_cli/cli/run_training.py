@@ -216,7 +216,7 @@ def dry_run(cfg: DictConfig) -> None:
     began = perf_counter()
     parts.activity.begin("play")
     with Display(parts.activity):
-        episodes = parts.play(starts, parts.collector.sampling)
+        episodes = parts.collector.play(starts, parts.collector.sampling)
     played = perf_counter() - began
     check_failures(episodes, 0.0)
     first, turns = episodes[0], len(episodes[0].turns)

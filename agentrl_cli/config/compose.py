@@ -108,12 +108,18 @@ def register_sections(config_dir: Path | None = None) -> None:
     recipe `math` becomes the option `math_nlac` of the group `recipe_algos`.
     """
     recipes = [file for root in group_folders(config_dir) for file in root.glob("recipe/*.yaml")]
-    read = [*_sectioned_files(config_dir), *recipes]
-    _register_versions(config_dir, tuple((file, file.stat().st_mtime_ns) for file in read))
+    _register(_versions(_sectioned_files(config_dir)), _versions(recipes))
 
 
-@lru_cache(maxsize=1)  # composing again needs no new options
-def _register_versions(config_dir: Path | None, _: tuple[tuple[Path, int], ...]) -> None:
+Versions = tuple[tuple[Path, int], ...]  # files with the times of their last changes
+
+
+def _versions(paths: Iterable[Path]) -> Versions:
+    return tuple((path, path.stat().st_mtime_ns) for path in paths)
+
+
+@lru_cache(maxsize=1)  # to compose again needs no new options
+def _register(sectioned: Versions, recipes: Versions) -> None:
     from hydra.core.config_store import ConfigStore
 
     def store(group: str, name: str, values: Any, file: Path) -> None:
@@ -126,15 +132,14 @@ def _register_versions(config_dir: Path | None, _: tuple[tuple[Path, int], ...])
 
     for group in (*SECTIONED, *(f"{group}_{ALGOS}" for group in ("recipe", *SECTIONED))):
         ConfigStore.instance().repo.pop(group, None)
-    for file in _sectioned_files(config_dir):
+    for file, _ in sectioned:
         for name, values in read_yaml(file).items():
             store_algos(file.stem, name, values, file)
             plain = {key: value for key, value in values.items() if key != ALGOS}
             store(file.stem, name, plain, file)
-    for root in group_folders(config_dir):
-        for file in root.glob("recipe/*.yaml"):
-            for part in with_bases(file):
-                store_algos("recipe", file.stem, read_yaml(part), part)
+    for file, _ in recipes:
+        for part in with_bases(file):
+            store_algos("recipe", file.stem, read_yaml(part), part)
 
 
 def _sectioned_files(config_dir: Path | None) -> list[Path]:

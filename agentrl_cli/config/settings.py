@@ -72,7 +72,7 @@ class ModelConfig:
         str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
     ]
     dtype: Annotated[
-        str,
+        Literal["auto", "float32", "bfloat16"],
         Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
               "instructions for it, else float32."),
     ]  # fmt: skip

@@ -33,6 +33,10 @@ class Interval:
     low: float
     high: float
 
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the mean as `name` and the ends as `name`_low and `name`_high."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def interval_over_tasks(values: Sequence[Sequence[float]], *, least: float = 0.0) -> Interval:
     """Return the mean of the values of all tasks with its 95 % interval for new tasks.

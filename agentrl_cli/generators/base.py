@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -52,9 +51,8 @@ class Generator(ABC):
         not depend on the order of the batch. Raises GeneratorError if some prompts get no answer.
         """
 
-    @abstractmethod
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Use weights `version` of `model` from now on, from a folder or (None) shared memory."""
+    def load(self, model: str) -> None:
+        """Forget what was computed from the former weights of `model`."""
 
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
         """Return the last hidden state [prompts, width] at each prompt's last token.
@@ -72,10 +70,6 @@ class Generator(ABC):
 
     def check_context(self, most: int, model: str = "policy") -> None:
         """Raise UserError if the engine cannot hold a sequence of `most` tokens."""
-
-    def usage(self) -> dict[str, float]:
-        """Return metrics of the tokens that a server counted."""
-        return {}
 
     def clear(self) -> None:
         """Drop everything that is cached between calls."""

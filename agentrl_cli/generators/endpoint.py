@@ -377,10 +377,6 @@ class EndpointGenerator(Generator):
         found = iter(map(self._completion, answers))
         return [[next(found) for _ in range(sampling.n)] for _ in prompts]
 
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        line = "model=endpoint cannot be trained; evaluate it with agentrl eval"
-        raise UserError(line, code="endpoint-untrainable")
-
     def usage(self) -> dict[str, float]:
         """Return the tokens read and written so far, and their cost."""
         found = {

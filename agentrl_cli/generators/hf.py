@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -178,7 +177,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
             line += f" hardware.generator.cache_mib is {self.half_bytes / 2**19:.0f}; raise it, or"
             raise UserError(f"{line} lower rollout.max_seq_len", code="cache-too-small")
 
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
+    def load(self, model: str) -> None:
         """Drop what was computed from the former weights; the module itself is shared."""
         self.caches.pop(model, None)
         self.merged.pop(model, None)

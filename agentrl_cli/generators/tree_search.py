@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -111,9 +110,6 @@ class TreeSearch(Generator):
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
         return self.inner.fitting(prompts, model)
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        self.inner.load(model, version, path)
 
     def _choose(self, tree: Tree) -> list[Node]:
         ranked = sorted(tree.open, key=lambda node: node.value, reverse=True)

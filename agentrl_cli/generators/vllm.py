@@ -496,9 +496,6 @@ class VLLMGenerator(Generator):
             raise GeneratorError(self._describe(faults[0]), whole)
         return found  # pyright: ignore[reportReturnType]
 
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Do nothing: weights are pulled at the next use of the model."""
-
     def check_context(self, most: int, model: str = "policy") -> None:
         """Connect to the servers or start one, and sample a few tokens from each.
 

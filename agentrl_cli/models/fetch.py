@@ -223,14 +223,12 @@ def _download(name: str, folder: Path) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     lock = FileLock(path, fallback_to_soft=False)
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         echo("waiting for another process that fetches a model", err=True)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _convert(file: Path, folder: Path) -> None:

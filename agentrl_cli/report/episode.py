@@ -25,9 +25,8 @@ from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.run import Run, step_of
 
-NUMBERS = ("value", "advantage", "td_error", "ratio")  # metrics of a turn
-COUNTS = ("masked", "discarded")  # numbers of tokens, if an algorithm recorded them
-NOT_FROM_ENVIRONMENT = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}  # in a turn's info
+NUMBERS = ("value", "advantage", "td_error")  # metrics of a turn
+NOT_FROM_ENVIRONMENT = {*NUMBERS, "critic", "privileged", "thoughts"}  # in a turn's info
 VERDICTS = {True: "optimal", False: "not optimal", None: "unreadable"}
 OUTCOMES = {True: "Success", False: "Failure", None: "unreadable"}
 SHOWN_FORECASTS = 2  # different forecasts of a turn; more of them are summarised
@@ -167,7 +166,6 @@ def numbers(turn: Turn, return_: float) -> Facts:
     known = {name: value for name, value in turn.info.items() if is_number(value)}
     facts = [("reward", f"{turn.reward:g}"), ("return", f"{return_:g}")]
     facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
-    facts += [(name, f"{known[name]:g}") for name in COUNTS if known.get(name)]
     facts += [("finish_reason", turn.finish_reason)] if turn.finish_reason != "stop" else []
     return facts + ([("restart", "")] if turn.context_reset else [])
 

@@ -66,14 +66,9 @@ class ReplayBuffer:
                 raise ValueError(f"episode '{episode.id}' is already in the buffer")
         highest = max((max(row) for row in self._priorities.values()), default=1.0)
         if self.path is not None:
-            lines = [(json.dumps(episode.to_json()) + "\n").encode() for episode in good]
-            try:
-                with self.path.open("ab") as file:
-                    file.write(b"".join(lines))
-            except OSError as error:
-                line = f"cannot write {self.path} ({error.strerror}); free some space"
-                raise UserError(line, code="cannot-write") from error
-            self._lines += len(lines)
+            with files.explain_write_errors(self.path.parent):
+                files.append_jsonl(self.path, (episode.to_json() for episode in good))
+            self._lines += len(good)
         for episode in good:
             self._insert(episode, [highest] * len(episode.turns))
 

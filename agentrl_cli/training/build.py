@@ -66,9 +66,8 @@ PARAMETERS_FOR_TWO_THREADS = 300_000  # model size from which a second torch thr
 
 @dataclass(kw_only=True)
 class Parts:
-    """The objects of a run after `step` updates. `play(starts, sampling, generator, limit)` plays
-    episodes of the run's environment and stops the run if a larger share than `limit` fails; the
-    last two arguments are optional. `between_steps` is true after an update was interrupted."""
+    """The objects of a run after `step` updates. `between_steps` is true after an update was
+    interrupted."""
 
     collector: Collector
     models: ModelSet
@@ -79,8 +78,6 @@ class Parts:
     chat: Chat
     make_env: Callable[[], Env]
     eval: EvalConfig
-    play: Callable[..., list[Episode]]
-    seed: int
     context: Context
     data: DataConfig
     activity: Activity = field(default_factory=Activity)
@@ -240,8 +237,7 @@ def _connect(
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
         models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
-        publish=lambda name: generator.load(name, models.version(name)), ranks=ranks,
-        activity=activity,
+        publish=generator.load, activity=activity,
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
     collector.activity = generator.activity = activity
@@ -274,8 +270,8 @@ def _connect(
     return Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
         buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
-        eval=as_dataclass(cfg.eval, EvalConfig), play=collector.play, seed=cfg.seed,
-        context=context, data=data, ranks=ranks, activity=activity,
+        eval=as_dataclass(cfg.eval, EvalConfig), context=context, data=data, ranks=ranks,
+        activity=activity,
     )  # fmt: skip
 
 

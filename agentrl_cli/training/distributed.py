@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -249,7 +248,6 @@ class RankGenerator(Generator):
 
     def __init__(self, inner: Generator, models: ModelSet) -> None:
         self.inner, self.models, self.ranks = inner, models, models.ranks
-        self.gives_hidden_states = inner.gives_hidden_states
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
@@ -262,19 +260,8 @@ class RankGenerator(Generator):
         with self.models.whole(model):
             return self.ranks.share(list(zip(prompts, seeds, strict=True)), work)
 
-    def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
-
-        def work(rows: list[list[int]]) -> list[list[float]]:
-            return self.inner.hidden(rows, model).float().tolist()
-
-        with self.models.whole(model):
-            return torch.tensor(self.ranks.share(prompts, work)).to(self.models.device)
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        self.inner.load(model, version, path)
-
-    def check_context(self, most: int, model: str = "policy") -> None:
-        self.inner.check_context(most, model)
+    def load(self, model: str) -> None:
+        self.inner.load(model)
 
     def clear(self) -> None:
         self.inner.clear()

@@ -131,5 +131,5 @@ def assemble_endpoint(cfg: DictConfig) -> Parts:
     return Parts(
         collector=collector, models=absent, generator=generator, algo=Untrained(inner=algo),
         learner=absent, buffer=absent, chat=chat, make_env=make_env, eval=settings,
-        play=collector.play, seed=cfg.seed, context=context, data=absent, activity=activity,
+        context=context, data=absent, activity=activity,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core.statistics import Interval, interval_over_tasks, mean
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
+from agentrl_cli.envs.base import episodes_by_task
 from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     parts.generator.clear()
     act = parts.eval.act
     generator = parts.generator if act == "policy" else parts.algo.generator(act)
-    return parts.play(starts, sampling, generator, FAILED_LIMIT)
+    return parts.collector.play(starts, sampling, generator, FAILED_LIMIT)
 
 
 def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:
     """Return the starts of the episodes of a split, ordered by task."""
     tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
-    return [start for task in tasks for start in task_starts(parts.seed, task, per_task)]
+    return [start for task in tasks for start in task_starts(parts.collector.seed, task, per_task)]
 
 
 def count_episodes(parts: Parts) -> int:
@@ -79,17 +80,13 @@ def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
 def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Return success with its interval, means of reward and turns, the share of failed episodes
     (which count as lost), and the share of turns for each boolean in `info`, such as `invalid`."""
-    by_task: dict[str, list[float]] = {}
-    for episode in episodes:
-        by_task.setdefault(episode.task.id, []).append(float(episode.success))
-    success = interval_over_tasks(list(by_task.values()))
+    by_task = episodes_by_task(episodes)
+    success = interval_over_tasks([[float(e.success) for e in group] for group in by_task])
     turns = [turn for episode in episodes for turn in episode.turns]
     flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
     shares = {flag: mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
     counted = {
-        "success": success.mean,
-        "success_low": success.low,
-        "success_high": success.high,
+        **success.metrics("success"),
         "reward": mean([e.reward for e in episodes]),
         "turns": mean([float(len(e.turns)) for e in episodes]),
         "turns_to_success": mean([float(len(e.turns)) for e in episodes if e.success]),
@@ -122,7 +119,7 @@ def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     def measure(search: TreeSearch) -> tuple[list[Episode], dict[str, float]]:
         parts.generator.clear()
         search.bind(parts.generator, parts.algo.state_values, token_texts)
-        episodes = parts.play(starts, sampling, search, FAILED_LIMIT)
+        episodes = parts.collector.play(starts, sampling, search, FAILED_LIMIT)
         success = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
         totals = {"tokens": search.sampled_tokens, "judged": search.judged_answers}
         return episodes, success | {name: total / len(episodes) for name, total in totals.items()}
@@ -134,7 +131,7 @@ def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     gain = success_gain(by_tree, by_draws)
     methods = {"sampling": plain, "tree": searched, f"best_of_{n}": best_of_n}
     rows: dict[str, Any] = {"search": tree.order, "split": split, "episodes": len(starts)}
-    rows |= {"search/gain": gain.mean, "search/gain_low": gain.low, "search/gain_high": gain.high}
+    rows |= gain.metrics("search/gain")
     for name, metrics in methods.items():
         metrics["extra_tokens"] = metrics["tokens"] - plain["tokens"]
         rows |= {f"search/{name}_{key}": value for key, value in metrics.items()}

@@ -20,7 +20,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.activity import Activity
-from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.types import Sample, derive_seed
@@ -70,14 +69,13 @@ class Learner:
     def __init__(
         self, models: ModelSet, specs: dict[str, ModelSpec], *, microbatch_tokens: int, seed: int,
         publish: Callable[[str], None], activity: Activity | None = None,
-        ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         """Create the optimizers of models that hold their first weights. `microbatch_tokens` is the
         maximum of padded tokens of a forward pass. `publish(name)` is called after a generating
         model was trained."""
         self.models, self.specs, self.seed, self.publish = models, specs, seed, publish
         self.microbatch_tokens, self.activity = microbatch_tokens, activity or Activity()
-        self.ranks = ranks or Ranks()
+        self.ranks = models.ranks
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
             for name, spec in specs.items()

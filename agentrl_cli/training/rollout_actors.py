@@ -45,14 +45,14 @@ class RolloutActor:
                 own[name].copy_(weight)
         self.version = version
         self.parts.models.mark_changed(POLICY)
-        self.parts.generator.load(POLICY, version)
+        self.parts.generator.load(POLICY)
 
     def play(
         self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]:
         """Return an episode for each start; caches are cleared, so any actor gives the same."""
         self.parts.generator.clear()
-        return self.parts.play(starts, sampling, None, max_failure_rate)
+        return self.parts.collector.play(starts, sampling, None, max_failure_rate)
 
 
 def start_actors(cfg: DictConfig, parts: Parts) -> None:

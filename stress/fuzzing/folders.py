@@ -35,7 +35,6 @@ SAID = {"value": 0.5, "thoughts": [{"text": "x", "value": 0.1}],
 SHOWN = (["ls"], ["ls", "--json"], ["show"], ["show", "--won"], ["show", "--changed"], ["show",
 "--json"],
          ["show", "--ledger"], ["show", "--episode", "t-dog"], ["show", "--step", "0"])  # fmt: skip
-LINKED = (".safetensors", ".json", ".jinja")  # of a checkpoint's models: never written to
 Case = tuple[str, bytes, tuple[str, ...], bool]  # the spoilt file, its bytes, the verb, signed anew
 
 

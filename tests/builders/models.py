@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -40,7 +40,7 @@ def write_model(path: Path, *, width: int = 64, head: int = 32) -> Path:
 def model_config(
     folder: Path | str,
     *,
-    dtype: str = "float32",
+    dtype: Any = "float32",
     lora: LoraConfig | None = None,
     checkpointing: bool = False,
     attention: str = "sdpa",
@@ -56,7 +56,7 @@ def model_config(
 
 
 def build(
-    folder: Path | str, lora: LoraConfig | None = None, *, seed: int = 0, dtype: str = "float32"
+    folder: Path | str, lora: LoraConfig | None = None, *, seed: int = 0, dtype: Any = "float32"
 ) -> ModelSet:
     return ModelSet(model_config(folder, dtype=dtype, lora=lora), SPECS, "cpu", seed)
 

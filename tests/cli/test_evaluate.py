@@ -12,9 +12,8 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.core.types import Episode
 from tests.builders.command_line import agentrl, refused
-from tests.builders.runs import SMALL, folders, trained
+from tests.builders.runs import folders, trained
 
-BARE = [text for text in SMALL if not text.startswith("steps")]
 HERE = ["model=tiny", "env=twentyq", "eval.tasks=1", "eval.episodes_per_task=1",
         "eval.splits=[test]", "eval.greedy=false", "hardware.threads=1"]  # fmt: skip
 OUTSIDE = ["env=tau_mini", "env.user=llm", "env.llm.model=m", "env.llm.retries=0",

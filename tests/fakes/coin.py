@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
@@ -66,9 +65,6 @@ class RandomRoleGenerator(Generator):
             [self._complete(prompt, random.Random(f"{seed} {j}")) for j in range(sampling.n)]
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """It has no weights."""
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
         text = self.chat.text_of(prompt[-200:])

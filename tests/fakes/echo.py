@@ -75,9 +75,6 @@ class ScriptedGenerator(Generator):
     def generate(self, prompts, seeds, sampling, model="policy"):
         return [[self._complete(prompt, sampling)] * sampling.n for prompt in prompts]
 
-    def load(self, model, version, path=None):
-        pass
-
     def _complete(self, prompt, sampling):
         ids = CHAT.encode_action(self.answer(CHAT.text_of(prompt)))
         finish = "stop" if len(ids) <= sampling.max_tokens else "length"

@@ -10,7 +10,6 @@ import random
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.core.types import Episode, Message, Step, Task
@@ -76,9 +75,6 @@ class TableGenerator(Generator):
             [self._complete(prompt, model, random.Random(f"{s} {j}")) for j in range(sampling.n)]
             for prompt, s in zip(prompts, seeds, strict=True)
         ]
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """What it knows it is told by `learn`."""
 
     def learn(self, targets: dict[Pair, list[str]]) -> None:
         """A sweep: each pair's texts become its targets, for the policy's and the target's name."""

@@ -50,9 +50,6 @@ class Maze(Generator):
             [self._go(prompt[1:], j, sampling) for j in range(sampling.n)] for prompt in prompts
         ]
 
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """It has no weights."""
-
     def _go(self, taken: list[int], j: int, sampling: Sampling) -> Completion:
         ids: list[int] = []
         left = DEPTH - len(steps(taken))

@@ -137,7 +137,6 @@ def test_capped_logits_are_refused(tmp_path):
 def test_unknown_options_are_refused(model_folder, tmp_path):
     refuse(tmp_path / "nowhere", "missing-file")
     refuse("tiny", "unknown-option", weights="nowhere")
-    refuse(model_folder, "unknown-option", dtype="int3")
     for attention in ("nonsense", "flash_attention_2"):
         refuse(model_folder, "bad-attention", attention=attention)
     lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])

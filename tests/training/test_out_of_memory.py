@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.cli.train import resume, start
-from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.runs.run import Run
@@ -81,9 +81,3 @@ def test_out_of_memory_resumes_with_less(tmp_path: Path, monkeypatch: pytest.Mon
     done = Run(run.folder)
     assert done.is_done and [row["step"] for row in done.metrics()] == [0, 1, 2, 2, 3, 4, 4]
     assert "microbatch_tokens: 512" in done.config_file.read_text()
-
-
-def test_learning_settings_cannot_change(tmp_path: Path):
-    run = trained(tmp_path, "sft", "it")
-    with pytest.raises(UserError, match=r"algo\.epochs=2"):
-        resume(str(run.folder), ["algo.epochs=2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -74,6 +75,7 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, algo: str, more: li
     assert Run(run.folder).meta["status"] == "done"
 
 
+@pytest.mark.slow
 def test_guarded_case_has_measured(tmp_path: Path):
     state = facts(trained(tmp_path, "nlac", "it", SPEAKER, *GUARDED))
     assert len(state["state"]["algo"]["guard"]) == 3 and any(state["state"]["algo"]["guard"])
@@ -83,6 +85,7 @@ def test_guarded_case_has_measured(tmp_path: Path):
     assert len(played) == 1 and played.pop() > 0 < rows[-1]["improvement_check/episodes"]
 
 
+@pytest.mark.slow
 def test_nlac_case_uses_all_state(tmp_path: Path):
     state = facts(trained(tmp_path, "nlac", "it", SPEAKER))
     rows = state["metrics"]
@@ -197,13 +200,13 @@ def test_further_training_equals_longer_plan(tmp_path: Path):
         resume(str(run.folder))
 
 
-@pytest.mark.parametrize("change", ["algo.optimizer.lr=1", "steps=x", "+steps=9", "algo=sft"])
-def test_only_steps_can_change(tmp_path: Path, change: str):
+def test_only_steps_can_change(tmp_path: Path):
     run = trained(tmp_path, "sft", "it", "steps=1")
     before, stored = facts(run), run.config_file.read_text()
-    with pytest.raises(UserError):
-        resume(str(run.folder), [change])
-    assert facts(run) == before and run.config_file.read_text() == stored
+    for change in ("algo.optimizer.lr=1", "steps=x", "+steps=9", "algo=sft"):
+        with pytest.raises(UserError, match=re.split("[+=]", change)[-2]):
+            resume(str(run.folder), [change])
+        assert facts(run) == before and run.config_file.read_text() == stored
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path: Path):

@@ -49,7 +49,7 @@ def test_actor_plays_with_the_weights_it_receives(tmp_path: Path, algo: str, mor
     parts.models.mark_changed("policy")
     actor.load(1, pack_policy(parts.models))
     starts, sampling = starts_of(parts), parts.collector.sampling
-    here, there = parts.play(starts, sampling), actor.play(starts, sampling, 1.0)
+    here, there = parts.collector.play(starts, sampling), actor.play(starts, sampling, 1.0)
     assert [e.turns for e in there] == [e.turns for e in here]
     assert {e.policy_version for e in there} == {1}
 
@@ -133,7 +133,7 @@ def test_actors_with_servers_are_refused(model_folder: Path, tmp_path: Path):
 def test_actors_play_evaluations(tmp_path: Path):
     parts = parts_of(tmp_path, "grpo", ACTORS)
     starts = starts_of(parts)
-    episodes = parts.play(starts, parts.collector.sampling, parts.generator)
+    episodes = parts.collector.play(starts, parts.collector.sampling, parts.generator)
     cluster = parts.collector.actors.cluster  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(cluster, ThreadCluster) and len(cluster.shared) == 1
     assert [e.id for e in episodes] == [start.id for start in starts]

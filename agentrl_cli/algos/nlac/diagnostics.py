@@ -17,7 +17,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.improve import ActionSelector, Candidates, TrainingTarget
@@ -393,6 +392,3 @@ class RefinedPolicy(Generator):
 
     def fitting(self, prompts: list[Ids], model: str = "policy") -> int:
         return self.generator.fitting(prompts, model)
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        self.generator.load(model, version, path)

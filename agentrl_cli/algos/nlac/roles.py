@@ -17,7 +17,7 @@ from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
 from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import (
-    NLAC_PLACEHOLDER,
+    PLACEHOLDER,
     ForecastPromptConfig,
     NLACAdvancedConfig,
     NLACPromptsConfig,
@@ -33,7 +33,7 @@ Ids = list[int]  # token ids
 
 def fill(prompt: str, **texts: str) -> str:
     """Replace each `{name}` of a prompt by its text. Braces inside the texts stay as they are."""
-    return NLAC_PLACEHOLDER.sub(lambda found: texts[found[1]], prompt)
+    return PLACEHOLDER.sub(lambda found: texts[found[1]], prompt)
 
 
 @dataclass

@@ -193,9 +193,7 @@ def accuracy_by_part(tasks: list[list[Episode]]) -> dict[str, float]:
         parts[f"subject_{subject or 'none'}"].append(right)
     metrics: dict[str, float] = {}
     for name in sorted(parts):
-        interval = interval_over_tasks(parts[name])
-        metrics[name] = interval.mean
-        metrics[f"{name}_low"], metrics[f"{name}_high"] = interval.low, interval.high
+        metrics |= interval_over_tasks(parts[name]).metrics(name)
     return metrics
 
 

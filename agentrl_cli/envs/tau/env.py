@@ -284,9 +284,7 @@ def tau_metrics(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
     found: dict[str, float] = {}
     for k in range(1, min(MAX_K, *map(len, tasks)) + 1):
         scores = [[pass_hat_k([episode.success for episode in group], k)] for group in tasks]
-        interval = interval_over_tasks(scores)
-        found[f"pass_hat_{k}"] = interval.mean
-        found[f"pass_hat_{k}_low"], found[f"pass_hat_{k}_high"] = interval.low, interval.high
+        found |= interval_over_tasks(scores).metrics(f"pass_hat_{k}")
     idle_wins = sum(won_by_doing_nothing(domain, group[0].task.data) for group in tasks)
     found["do_nothing"] = idle_wins / len(tasks)
     blamed = Counter(map(_blame, episodes))

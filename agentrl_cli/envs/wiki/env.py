@@ -219,9 +219,7 @@ class Wiki(Env):
         for group in episodes_by_task(episodes):
             kinds[group[0].task.data["kind"]].append([float(e.success) for e in group])
         for kind, successes in sorted(kinds.items()):
-            interval = interval_over_tasks(successes)
-            found[f"kind_{kind}"] = interval.mean
-            found[f"kind_{kind}_low"], found[f"kind_{kind}_high"] = interval.low, interval.high
+            found |= interval_over_tasks(successes).metrics(f"kind_{kind}")
         return found
 
     def _running(self) -> Search:

@@ -3,14 +3,13 @@ nothing here asks the scripted players."""
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from functools import cache
 from typing import Any
 
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.core.types import Turn
 from agentrl_cli.envs.math.problems import PROBLEM_KINDS, Problem
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.models.load import TINY
@@ -87,13 +86,6 @@ def spoken(corpus: Corpus, role: str, count: int, seed: int = 0) -> list[tuple[T
     return [(text, branch) for text in texts for branch in text.branches]
 
 
-def judged_turns(text: Text, branch: Branch) -> list[Turn]:
-    """The turns that a branch stands behind, its own action last."""
-    turns, last = text.turns[: branch.turn], text.turns[branch.turn]
-    action = last.action if branch.action is None else branch.action
-    return [*turns, Turn(last.observation, action, [], [], [])]
-
-
 # MATH: the right lines of a problem, by arithmetic of our own
 
 
@@ -123,17 +115,6 @@ def right_steps(problem: Problem) -> list[str]:
     return [*lines, rf"\boxed{{{inner}}}"]
 
 
-def steps_of(turns: list[Turn]) -> list[str]:
-    """The lines of a solution."""
-    return [turn.action.strip() for turn in turns]
-
-
-def first_false(problem: Problem, steps: list[str]) -> str | None:
-    """The first step that is not the right one."""
-    right = right_steps(problem)
-    return next((s for i, s in enumerate(steps) if s not in right[i : i + 1]), None)
-
-
 # Twenty Questions: what fits, by the environment's reading of what was said
 
 
@@ -142,60 +123,10 @@ def last_line(turn: Turn) -> str:
     return turn.action.split("\n")[-1]
 
 
-def answer_in(message: Message) -> str:
-    """Yes, no, sometimes, or "" for none."""
-    word = message.content.split(".")[0].lower()
-    return word if word in ("yes", "no", "sometimes") else ""
-
-
 @cache
 def asked_by(action: str) -> Question | Guess | None:
     """What the environment reads in an action."""
     return parse(action, twentyq_corpus().env.world_table)
-
-
-@cache
-def fits_after(fits: frozenset[str], action: str, answer: str) -> frozenset[str]:
-    """What still fits when an action was answered."""
-    answers, asked = twentyq_corpus().env.world_table.answers, asked_by(action)
-    if isinstance(asked, Question):
-        return frozenset(name for name in fits if answers[name][asked.attribute] == answer)
-    if isinstance(asked, Guess):
-        return frozenset(name for name in fits if (name == asked.object) == (answer == "yes"))
-    return fits
-
-
-def fitting(turns: list[Turn]) -> frozenset[str]:
-    """What fits before the last of these turns."""
-    fits = frozenset(twentyq_corpus().env.world_table.objects)
-    for turn, following in itertools.pairwise(turns):
-        fits = fits_after(fits, last_line(turn), answer_in(following.observation[-1]))
-    return fits
-
-
-def check_of(turns: list[Turn]) -> str:
-    """What is to be said of the last of these turns before it is answered."""
-    world, action, fits = twentyq_corpus().env.world_table, last_line(turns[-1]), fitting(turns)
-    if action in map(last_line, turns[:-1]):
-        return "Asked before."
-    asked = asked_by(action)
-    if isinstance(asked, Guess):
-        return "It may be." if asked.object in fits else "Ruled out."
-    if asked is None:
-        return "Unclear."
-    return "New." if len({world.answer(name, asked.attribute) for name in fits}) > 1 else "Known."
-
-
-def told(before: frozenset[str], after: frozenset[str]) -> str:
-    """How much an answer told."""
-    share = len(after) / len(before)
-    word = "much" if share <= 0.34 else "some" if share <= 0.67 else "little"
-    return f"It tells {'nothing' if before == after else word}."
-
-
-def how_close(fits: frozenset[str]) -> str:
-    """The word for so many objects that fit."""
-    return "Close." if len(fits) <= 3 else "Near." if len(fits) <= 8 else "Far."
 
 
 def seeds(count: int) -> list[random.Random]:

@@ -7,7 +7,6 @@ import copy
 import json
 import random
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,8 +52,6 @@ class Speaker(Generator):
         self.calls.append(prompts)
         ids = self.chat.encode_action(line)
         return [[Completion(ids, [0.0] * len(ids), "stop")] for _ in prompts]
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None: ...
 
 
 @pytest.fixture(params=WORLDS)
