@@ -118,8 +118,9 @@ def _versions(paths: Iterable[Path]) -> Versions:
     return tuple((path, path.stat().st_mtime_ns) for path in paths)
 
 
-@lru_cache(maxsize=1)  # to compose again needs no new options
+@lru_cache(maxsize=1)
 def _register(sectioned: Versions, recipes: Versions) -> None:
+    """Register the sections of these files, once while no file changes."""
     from hydra.core.config_store import ConfigStore
 
     def store(group: str, name: str, values: Any, file: Path) -> None:

@@ -51,8 +51,8 @@ class Generator(ABC):
         not depend on the order of the batch. Raises GeneratorError if some prompts get no answer.
         """
 
-    def load(self, model: str) -> None:
-        """Forget what was computed from the former weights of `model`."""
+    def mark_changed(self, model: str) -> None:
+        """Use nothing any more that was computed from the former weights of `model`."""
 
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
         """Return the last hidden state [prompts, width] at each prompt's last token.

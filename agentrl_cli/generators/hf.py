@@ -177,8 +177,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
             line += f" hardware.generator.cache_mib is {self.half_bytes / 2**19:.0f}; raise it, or"
             raise UserError(f"{line} lower rollout.max_seq_len", code="cache-too-small")
 
-    def load(self, model: str) -> None:
-        """Drop what was computed from the former weights; the module itself is shared."""
+    def mark_changed(self, model: str) -> None:
         self.caches.pop(model, None)
         self.merged.pop(model, None)
 

@@ -57,9 +57,10 @@ def find_model(path: str) -> str:
             _fill(final, path)
         return str(final)
     place = Path(path)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    has_local_form = path.startswith((".", "/", "~")) or path.endswith(".gguf")
+    looks_local = has_local_form or path.count("/") > 1
     if looks_local and not files.is_folder(place):
-        line = f"model folder '{path}' does not exist"
+        line = f"model '{path}' does not exist"
         remedy = "give a folder, a GGUF file, a Hugging Face name, or tiny"
         raise UserError(f"{line}; {remedy}", code="missing-file")
     adapter = place / "adapter_config.json"

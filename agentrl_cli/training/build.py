@@ -237,7 +237,7 @@ def _connect(
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
         models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
-        publish=generator.load, activity=activity,
+        publish=generator.mark_changed, activity=activity,
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
     collector.activity = generator.activity = activity

@@ -260,8 +260,8 @@ class RankGenerator(Generator):
         with self.models.whole(model):
             return self.ranks.share(list(zip(prompts, seeds, strict=True)), work)
 
-    def load(self, model: str) -> None:
-        self.inner.load(model)
+    def mark_changed(self, model: str) -> None:
+        self.inner.mark_changed(model)
 
     def clear(self) -> None:
         self.inner.clear()

@@ -45,7 +45,7 @@ class RolloutActor:
                 own[name].copy_(weight)
         self.version = version
         self.parts.models.mark_changed(POLICY)
-        self.parts.generator.load(POLICY)
+        self.parts.generator.mark_changed(POLICY)
 
     def play(
         self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float

@@ -64,7 +64,7 @@ def head_values(models: ModelSet, name: str, ids: list[int]) -> list[float]:
 def learner(algo: Algorithm, models: ModelSet, generator: Generator | None = None) -> Learner:
     return Learner(
         models, algo.models(), microbatch_tokens=4096, seed=0,
-        publish=lambda name: generator.load(name) if generator else None,
+        publish=lambda name: generator.mark_changed(name) if generator else None,
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ class Troupe(Generator):
     lines: dict[str, Line]
     cut: str = ""  # the role whose texts stop at the limit of tokens, before their closing token
     calls: list[Call] = field(default_factory=list)
-    loaded: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
@@ -91,8 +91,8 @@ class Troupe(Generator):
         rows = zip(texts, seeds, strict=True)
         return [[self._say(role, t, f"{s} {j}") for j in range(sampling.n)] for t, s in rows]
 
-    def load(self, model: str) -> None:
-        self.loaded.append(model)
+    def mark_changed(self, model: str) -> None:
+        self.changed.append(model)
 
     def of(self, role: str) -> list[Call]:
         return [call for call in self.calls if call.role == role]

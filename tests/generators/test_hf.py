@@ -228,7 +228,7 @@ def test_load_and_clear_drop_cached_states():
         for prompt, (answer,) in zip(prompts, answers, strict=True):
             agrees_with_forward(weights, prompt, answer, name)
     weights.change("policy", 0.7)
-    kept.load("policy")
+    kept.mark_changed("policy")
     weights.read = 0
     kept.generate(prompts, [0] * 6, once, "target")
     assert weights.read == 6
@@ -268,7 +268,7 @@ def test_merged_adapters_sample_as_the_trainer_computes(adapted):
         answers = generator.generate(prompts, [*range(8)], SAMPLED, name)
         assert trainer_gap(adapted, name, prompts, answers) < 1e-4
     disturb(adapted, "policy", 5)
-    generator.load("policy")
+    generator.mark_changed("policy")
     answers = generator.generate(prompts, [*range(8)], SAMPLED)
     assert trainer_gap(adapted, "policy", prompts, answers) < 1e-4
 

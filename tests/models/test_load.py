@@ -135,7 +135,8 @@ def test_capped_logits_are_refused(tmp_path):
 
 
 def test_unknown_options_are_refused(model_folder, tmp_path):
-    refuse(tmp_path / "nowhere", "missing-file")
+    for missing in (tmp_path / "nowhere", "nowhere.gguf"):
+        refuse(missing, "missing-file")
     refuse("tiny", "unknown-option", weights="nowhere")
     for attention in ("nonsense", "flash_attention_2"):
         refuse(model_folder, "bad-attention", attention=attention)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -203,8 +202,11 @@ def test_further_training_equals_longer_plan(tmp_path: Path):
 def test_only_steps_can_change(tmp_path: Path):
     run = trained(tmp_path, "sft", "it", "steps=1")
     before, stored = facts(run), run.config_file.read_text()
-    for change in ("algo.optimizer.lr=1", "steps=x", "+steps=9", "algo=sft"):
-        with pytest.raises(UserError, match=re.split("[+=]", change)[-2]):
+    for name, change in (
+        ("algo.optimizer.lr", "algo.optimizer.lr=1"), ("steps", "steps=x"), ("steps", "+steps=9"),
+        ("algo", "algo=sft"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=name):
             resume(str(run.folder), [change])
         assert facts(run) == before and run.config_file.read_text() == stored
 

@@ -154,7 +154,7 @@ class NLAC(NLACConfig, Algorithm):
 
         if self.ablation.trains_critic:
             yield self.policy_evaluation(keys, turns, buffer)
-            self.context.generator.load("target")
+            self.context.generator.mark_changed("target")
 
         if self.context.step >= self.critic_warmup:
             yield self.policy_improvement(turns, packed)

@@ -190,7 +190,7 @@ def test_target_follows_critic_after_each_of_its_steps(
     assert len(seen) > 3 and len(set(seen)) == len(seen)
     for key, weight in models.weights("target").items():
         assert torch.allclose(weight.double(), by_hand[key], rtol=0, atol=5e-7)
-    assert generator.loaded[-1] == "target"
+    assert generator.changed[-1] == "target"
     assert models.fingerprint("reference") == start
 
 

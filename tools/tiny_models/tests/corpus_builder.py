@@ -1,5 +1,5 @@
-"""The corpora of the embedded models for tests, and what the worlds themselves say of their texts:
-nothing here asks the scripted players."""
+"""The corpora of the embedded models for tests, and checks of their texts by the environments. No
+scripted player is asked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def texts_of(corpus: Corpus, kind: str, count: int, *roles: str, seed: int = 0) 
 
 
 def spoken(corpus: Corpus, role: str, count: int, seed: int = 0) -> list[tuple[Text, Branch]]:
-    """What a role says of all turns of so many episodes."""
+    """Return what a role writes about all turns of `count` episodes, with the branches."""
     texts = texts_of(corpus, "play", count, role, seed=seed)
     return [(text, branch) for text in texts for branch in text.branches]
 
@@ -103,7 +103,7 @@ def problem_of(text: str) -> Problem:
 
 
 def right_steps(problem: Problem) -> list[str]:
-    """What a solution without any mistake says, step by step."""
+    """Return the steps of a solution without mistakes."""
     values, lines = dict(zip("abc", problem.operands, strict=False)), []
     for operation in problem.kind.plan.operations:
         x, y = values[operation.left], values[operation.right]
@@ -115,7 +115,7 @@ def right_steps(problem: Problem) -> list[str]:
     return [*lines, rf"\boxed{{{inner}}}"]
 
 
-# Twenty Questions: what fits, by the environment's reading of what was said
+# Twenty Questions: how the environment reads an action
 
 
 def last_line(turn: Turn) -> str:

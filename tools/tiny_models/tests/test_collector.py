@@ -39,7 +39,7 @@ STAGE = Stage(until=9, mixture={}, roles={}, own_play=0, thought_weight=1.0, rol
 
 @dataclass
 class Speaker(Generator):
-    """Says these lines in turn, whoever asks."""
+    """Says the given lines one after another."""
 
     chat: Chat
     lines: list[str]
