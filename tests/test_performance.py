@@ -87,6 +87,13 @@ def test_page_has_every_stored_figure():
         assert rows[name].removesuffix(" (missed)") == f"{stored[name]:g}"
 
 
+def test_readme_has_the_stored_ratios():
+    stored = json.loads((ROOT / "docs" / "results" / "performance.json").read_text())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"takes {stored['rollout_vs_trl_20_turns']:.1f} times as long in TRL" in readme
+    assert f"a GRPO update {stored['grpo_update_vs_trl']:.1f} times" in readme
+
+
 def test_page_has_every_stored_phase():
     stored = json.loads((ROOT / "docs" / "results" / "phases.json").read_text())
     lines = (ROOT / "docs" / "performance.md").read_text().splitlines()

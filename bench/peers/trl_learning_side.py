@@ -2,7 +2,8 @@
 file of the work as its argument; it imports nothing of agentrl.
 
 GRPOTrainer has its defaults, except for what the comparison fixes: sizes, learning rate without a
-schedule, new tokens, one thread, and adapters in place of all weights.
+schedule, new tokens, one thread, and adapters in place of all weights. A run that was interrupted
+goes on from its last checkpoint, in a folder beside the file of the work.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +24,7 @@ import trl.trainer.grpo_trainer as grpo  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
 
 BOXED = re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")
 
@@ -32,27 +33,31 @@ def main() -> None:
     """Train, and write the mean reward of each update with all replies."""
     work: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
-    rewards: list[float] = []
-    replies: list[dict[str, Any]] = []
+    folder = Path(sys.argv[1]).with_suffix("")
+    played = folder / "played.json"
+    folder.mkdir(exist_ok=True)
+    checkpoint = get_last_checkpoint(folder)
+    done = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    updates: list[list[dict[str, Any]]] = json.loads(played.read_text())[:done] if done else []
 
     def reward(completions: list[Any], answer: list[str], **others: Any) -> list[float]:
         """One for the right number in the last box."""
         texts = [completion[-1]["content"] for completion in completions]
         found = [BOXED.findall(text)[-1:] for text in texts]
         values = [float(box == [gold]) for box, gold in zip(found, answer, strict=True)]
-        rewards.append(fmean(values))
-        replies.extend(
+        updates.append([
             {"text": text, "answer": gold, "reward": value}
             for text, gold, value in zip(texts, answer, values, strict=True)
-        )
-        print(len(rewards), rewards[-1], flush=True)
+        ])  # fmt: skip
+        played.write_text(json.dumps(updates))
+        print(len(updates), fmean(values), flush=True)
         return values
 
     batch, lora = 16, work["lora"]
     (targets,) = lora["targets"]
     config = grpo.GRPOConfig(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False,
-        report_to=[], save_strategy="no", logging_steps=1, seed=work["seed"],
+        output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False,
+        report_to=[], save_steps=2, save_total_limit=2, logging_steps=1, seed=work["seed"],
         learning_rate=work["lr"], lr_scheduler_type="constant", max_steps=work["updates"],
         per_device_train_batch_size=batch, gradient_accumulation_steps=work["episodes"] // batch,
         num_generations=work["group"], max_completion_length=work["new_tokens"], temperature=1.0,
@@ -68,8 +73,10 @@ def main() -> None:
         args=config, reward_funcs=reward, train_dataset=Dataset.from_list(rows),
         peft_config=LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets),
     )  # fmt: skip
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     versions = {name: version(name) for name in ("trl", "transformers", "torch")}
+    rewards = [fmean(reply["reward"] for reply in update) for update in updates]
+    replies = [reply for update in updates for reply in update]
     found = {"rewards": rewards, "replies": replies, "versions": versions}
     Path(work["output"]).write_text(json.dumps(found))
 
