@@ -20,7 +20,7 @@ from agentrl_cli.models.specs import OptimizerSpec, check_limits
 
 Clip = Annotated[float, Field(ge=0, description="Clip the ratio to 1 - clip and 1 + clip.")]
 KLCoef = Annotated[
-    float, Field(ge=0, description="Weight of the KL from the initial policy. 0: no reference.")
+    float, Field(ge=0, description="Weight of the KL from the initial policy. 0: no penalty.")
 ]
 Discount = Annotated[float, Field(ge=0, le=1, description="Discount factor of one step.")]
 GAELambda = Annotated[
@@ -298,8 +298,8 @@ class NLACPromptsConfig(ForecastPromptConfig):
     aggregate: Annotated[str, Field(description="NLRL: summarize {rollouts} after {response}.")]
     terminal: Annotated[
         str,
-        Field(description="Last turn's target with terminal_targets=text: its {response} and "
-              "{outcome}."),
+        Field(description="Form of {response} and {outcome}: rollouts, forecasts of nlac_role_sft, "
+              "and targets of last turns with terminal_targets=text."),
     ]  # fmt: skip
     alternatives: Annotated[
         str,
@@ -399,7 +399,7 @@ class NLACConfig(Settings):
         Literal["refined", "best_of_n", "advantage_weighted", "best_critique"],
         Field(description="Training target of the policy. refined: the refined action, as in the "
               "paper. best_of_n: the best of fresh and refined actions. advantage_weighted: all of "
-              "them, weighted by value. best_critique: the action with the best critique."),
+              "them, weighted by advantage. best_critique: the action with the best critique."),
     ]  # fmt: skip
     num_candidates: Annotated[int, Field(ge=1, description="Fresh actions per state.")]
     selection_temperature: Annotated[
@@ -462,7 +462,7 @@ class NLACRoleSFTConfig(TrainingConfig):
     """Settings of the SFT of NLAC's roles."""
 
     turns_per_update: Annotated[
-        int, Field(ge=1, description="Played turns per update; each role writes once about each.")
+        int, Field(ge=1, description="Played turns per update; each gives a text for each role.")
     ]
     demos_per_update: Annotated[
         int, Field(ge=0, description="Demonstrations per update, which keep the policy.")
@@ -624,7 +624,12 @@ class StepAgentInverseConfig(Settings):
     nll_coef: ImitationCoef
     discriminator_epochs: Annotated[int, Field(ge=1, description="Passes; too many overfit.")]
     discriminator_turns_per_step: Annotated[
-        int, Field(ge=0, description="Labelled turns of one optimizer step. 0: one per epoch.")
+        int,
+        Field(
+            ge=0,
+            description="Weight of labelled turns in one optimizer step; expert "
+            "turns weigh as much as the samples at their state. 0: one step per epoch.",
+        ),
     ]
     discriminator_optimizer: Annotated[
         OptimizerSpec, Field(description="Optimizer of the discriminator.")

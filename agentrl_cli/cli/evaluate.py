@@ -38,7 +38,7 @@ def evaluate_command(
     config_dir: Path | None = None,
     show: Show | None = None,
 ) -> Record:
-    """Evaluate the last checkpoint of a run, or a model if `ref` is None.
+    """Evaluate the last or best checkpoint of a run, or a model if `ref` is None.
 
     The record is shown, and appended to the evaluations.jsonl of a run. Raises UserError for an
     unknown run and if its folder cannot be written.

@@ -200,7 +200,7 @@ def evaluate(
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the last checkpoint of a run, or a model."""
+    """Evaluate the last or best checkpoint of a run, or a model."""
     from agentrl_cli.cli.evaluate import evaluate_command
     from agentrl_cli.runs.find import is_run
 
@@ -237,7 +237,7 @@ def export(
     ] = None,
     inspect: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder for the last evaluation as an Inspect log."),
+        typer.Option(metavar="DIR", help="A folder for the evaluation as an Inspect log."),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter.")] = False,
     push: Annotated[
@@ -353,11 +353,9 @@ def new(
 
 @verb("reproduce")
 def reproduce_preset(
-    name: Annotated[
-        str, typer.Argument(help="RECIPE_ALGO or RECIPE_ABLATION, such as math_k1; or all.")
-    ],
+    name: Annotated[str, typer.Argument(help="A stored result, such as arithmetic_k1; or all.")],
     seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="With all: run each at toy size.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="With all: run at toy size.")] = False,
     store: Annotated[
         bool, typer.Option("--store", help="Store the numbers in the package.")
     ] = False,

@@ -105,7 +105,7 @@ def register_sections(config_dir: Path | None = None) -> None:
 
     The sections of a file such as `ablation.yaml` are the options of the group `ablation`. The
     sections under `algos` of a recipe or an ablation apply to a single algorithm: `nlac` of the
-    recipe `math` becomes the option `math_nlac` of the group `recipe_algos`.
+    recipe `wiki` becomes the option `wiki_nlac` of the group `recipe_algos`.
     """
     recipes = [file for root in group_folders(config_dir) for file in root.glob("recipe/*.yaml")]
     _register(_versions(_sectioned_files(config_dir)), _versions(recipes))

@@ -33,7 +33,8 @@ class LoraConfig:
     rank: Annotated[int, Field(ge=1, description="Rank of the adapters.")]
     alpha: Annotated[int, Field(description="Adapters are scaled by alpha / rank.")]
     targets: Annotated[
-        list[str], Field(description="Linear layers with adapters; [all-linear]: all of them.")
+        list[str],
+        Field(description="Linear layers with adapters; [all-linear]: all but the output."),
     ]
 
 
@@ -44,7 +45,7 @@ class RequestConfig:
     key_variable: Annotated[
         str, Field(description="Environment variable with the API key; any *API_KEY.")
     ]
-    timeout: Annotated[float, Field(description="Seconds of one attempt.")]
+    timeout: Annotated[float, Field(description="Seconds that an attempt may be silent.")]
     retries: Annotated[int, Field(description="Further attempts, with growing pauses.")]
     workers: Annotated[int, Field(ge=1, description="Concurrent requests.")]
     cache: Annotated[
@@ -74,7 +75,7 @@ class ModelConfig:
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
-              "instructions for it, else float32."),
+              "instructions for it, else float32, which embedded models have on every CPU."),
     ]  # fmt: skip
     attention: Annotated[str, Field(description="Attention implementation of Transformers.")]
     gradient_checkpointing: Annotated[
@@ -157,7 +158,7 @@ class EvalConfig:
     baseline: Annotated[bool, Field(description="Also evaluate the initial weights.")]
     act: Annotated[
         Literal["policy", "refined"],
-        Field(description="refined: play refined actions, if the algorithm refines."),
+        Field(description="refined: play the action that NLAC would imitate."),
     ] = "policy"
 
 
@@ -180,7 +181,7 @@ class DataConfig:
         bool, Field(description="Train only on data.buffer, without new episodes.")
     ] = False
     keep_episodes: Annotated[
-        bool, Field(description="Write all episodes to buffer.jsonl, for data.buffer.")
+        bool, Field(description="Write episodes to buffer.jsonl, as algorithms with replay do.")
     ] = False
 
 
@@ -189,7 +190,9 @@ class Settings:
     """The whole configuration. A field of type `object` is a node that names its `_target_`."""
 
     steps: Annotated[int, Field(ge=1, description="Updates.")]
-    seed: Annotated[int, Field(description="Seed of all random numbers.")]
+    seed: Annotated[
+        int, Field(description="Seed of all random numbers but those of demonstrations.")
+    ]
     eval_every: Annotated[
         int, Field(ge=0, description="Steps between evaluations; 0: only at the end.")
     ]
@@ -218,7 +221,7 @@ class Settings:
         bool,
         Field(
             description="Also keep the checkpoint with the highest validation success, and play, "
-            "export and report it."
+            "evaluate, export and report it."
         ),
     ] = False
 

@@ -75,7 +75,8 @@ class ServerSettings:
         str, Field(description="Address to listen on. Every client there may load adapters.")
     ]
     port: Annotated[
-        int | None, Field(ge=1, le=65535, description="Port to listen on. null: a free one.")
+        int | None,
+        Field(ge=1, le=65535, description="Port to listen on. null: a free one (serve: 8000)."),
     ]
     gpus: Annotated[
         list[int] | None,

@@ -24,8 +24,9 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
 @dataclass(kw_only=True)
 class NLRL(NLRLConfig, NLAC):
-    """Values in the style of NLRL (Feng et al. 2024, arXiv 2411.14251): the target model summarizes
-    `rollouts` on-policy rollouts of the action. There is no bootstrapping."""
+    """Values in the style of NLRL (Feng et al. 2024, arXiv 2411.14251): the weights of
+    `backup_model` summarize `rollouts` on-policy rollouts of the action. There is no
+    bootstrapping."""
 
     def evaluation_texts(self, turns: int) -> dict[str, int]:
         count = self.turns_per_update

@@ -67,7 +67,7 @@ class MathEnv(Env):
     subjects: Annotated[list[str], Field(description="Names of subjects. []: all.")]
     problems: Annotated[int, Field(ge=1, description="Built-in train problems per level.")]
     test_problems: Annotated[int, Field(ge=1, description="Built-in test problems per level. "
-                             "Splits share no operands.")]  # fmt: skip
+                             "No problem is in two splits.")]  # fmt: skip
     split_seed: Annotated[int, Field(description="Seed of the splits.")]
     extract: Annotated[Extract, Field(description="boxed: the answer is the last \\boxed{}; "
                        "last_math: as math-verify finds it (extra: math).")] = "boxed"  # fmt: skip

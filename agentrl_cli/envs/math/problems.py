@@ -2,7 +2,7 @@
 
 The kinds are in problems.json. The five levels are one operation, two steps, fractions, linear
 equations and word problems. The answer and the worked solution follow from the kind's plan. No
-operands are in two splits.
+problem is in two splits.
 """
 
 from __future__ import annotations
