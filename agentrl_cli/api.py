@@ -189,7 +189,7 @@ def resume(
 
 
 def evaluate(run: Run | str | Config, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Evaluate the last checkpoint of a run, or the untrained model of a configuration.
+    """Evaluate the last or best checkpoint of a run, or the untrained model of a configuration.
 
     `overrides` change the run's settings, such as ["eval.tasks=20"]. Returns metrics
     `eval/SPLIT_NAME`; those of a run are also appended to its evaluations.jsonl.
@@ -245,8 +245,8 @@ def diagnose(
     """Compare the critic of an algorithm with exact values, as `agentrl diagnose`.
 
     `overrides` choose it, such as ["algo=self_ac"]. The first `critic_updates` train the critic
-    alone, the next `policy_updates` critic and policy. Measures before the first update and after
-    each `every` updates. Raises UserError for an algorithm without a critic.
+    alone, if the algorithm can, the next `policy_updates` critic and policy. Measures before the
+    first update and after each `every` updates. Raises UserError for an algorithm without a critic.
     """
     from agentrl_cli.cli.diagnose import diagnose as measure
 

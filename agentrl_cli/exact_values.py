@@ -4,9 +4,8 @@
 environment. The policy's action probabilities are read from its log-probs, so Q and V follow by
 dynamic programming, without sampling. The tree has one node per sequence of messages and actions.
 
-`run_arm` trains one arm of a diagnosis. An algorithm that replays episodes first learns its critic
-alone, from the episodes of a scripted, more careful courier, so that the values of the policy and
-of the behaviour differ.
+`run_arm` trains one arm of a diagnosis. An algorithm that replays episodes starts with those of a
+scripted, more careful courier, so that the values of the policy and of the behaviour differ.
 """
 
 from __future__ import annotations
@@ -157,8 +156,8 @@ class Tree:
         return Values(table, q, v, reach, start)
 
     def policy_values(self) -> Values:
-        """Return the exact values of the current policy. Text that is not a listed action loses the
-        letter, so its value is 0."""
+        """Return the exact values of the current policy. Text that is not a listed action counts as
+        a loss, also a road in another spelling."""
         turns = [turn for node in self.nodes for turn in node.turns]
         samples = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
         rows = token_logprobs(self.parts.models.forward("policy"), samples)
@@ -301,7 +300,7 @@ def sign_accuracy(exact: Values, routes: Sequence[Route], advantages: Sequence[N
 @dataclass(frozen=True)
 class Arm:
     """One training run of a diagnosis: `critic_updates` of the critic alone, then `policy_updates`
-    of critic and policy. An algorithm that replays episodes first learns from those of a scripted
+    of critic and policy. An algorithm that replays episodes starts with those of a scripted
     courier."""
 
     name: str
@@ -334,7 +333,16 @@ def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
         replace(arm, name=name, overrides=[*base.overrides, *changes])
         for name, (arm, changes) in named.items()
     ]
-    return [base, *controls]
+    return [base, *filter(_is_valid, controls)]
+
+
+def _is_valid(arm: Arm) -> bool:
+    """Return whether the algorithm accepts the settings of a control; ablations may not."""
+    try:
+        compose_checked(arm.overrides, arm.config_dir)
+    except UserError:
+        return False
+    return True
 
 
 def run_arm(arm: Arm) -> list[Row]:

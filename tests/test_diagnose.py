@@ -174,6 +174,21 @@ def test_controls_are_those_of_the_configured_algorithm():
         assert control.algo == cfg.algo
 
 
+def test_controls_that_the_algorithm_refuses_are_left_out():
+    overrides = ["recipe=courier", "algo=nlac", "ablation=nlrl"]
+    found = arms(compose_checked(overrides), Arm("nlac", overrides, 1, 1, 1))
+    names = [arm.name for arm in found]
+    assert "shuffled next states" not in names and len(names) > 1
+
+
+def test_policy_without_a_warm_up_trains_in_all_updates(monkeypatch: pytest.MonkeyPatch):
+    planned: list[Arm] = []
+    monkeypatch.setattr("agentrl_cli.cli.diagnose.run_all", planned.extend)
+    record = diagnose(["algo=stepagent_implicit", "data.demos=expert:4"], None, 12, 8, 4)
+    assert record["critic_updates"] == 0
+    assert [(arm.critic_updates, arm.policy_updates) for arm in planned] == [(0, 20)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["stepagent_implicit", "stepagent_inverse"])
 def test_rewards_of_demonstrations_are_scored_without_controls(algo: str):

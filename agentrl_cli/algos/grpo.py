@@ -25,6 +25,7 @@ from agentrl_cli.algos.frozen_forecast import REFERENCE, add_forecast_gains, for
 from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.settings import GRPOConfig
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs
 from agentrl_cli.models.specs import ModelSpec, with_reference
@@ -62,7 +63,8 @@ class GRPO(GRPOConfig, Algorithm):
         add_logprobs(models.forward("policy"), samples, "old_logprob")
         if self.kl_coef:
             add_logprobs(models.forward("reference"), samples, "reference_logprob")
-        zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
+        found = {group: {e.reward for e in played if e.group == group} for group in set(groups)}
+        zero_std = mean([len(found[group]) == 1 for group in groups])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs,
             minibatch_tokens=self.minibatch_tokens, units=self.units,
@@ -71,7 +73,8 @@ class GRPO(GRPOConfig, Algorithm):
 
     def _samples(self, episode: Episode) -> list[Sample]:
         """Return the episode's samples. If each episode has the same weight, field `share` is the
-        weight of each token. dr_grpo multiplies the advantages of an episode by its length."""
+        weight of each token. dr_grpo multiplies the advantages of an episode by its
+        length, as a share of `max_completion_length`."""
         samples = episode_samples(episode, lambda i, turn: {"advantage": turn.info["advantage"]})
         if self.loss_type == "dapo":
             return samples

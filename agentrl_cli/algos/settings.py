@@ -374,7 +374,11 @@ class NLACAdvancedConfig(Settings):
     refine_temperature: Annotated[float, Field(ge=0, description="Temperature of refinements.")]
     minibatch_tokens: TokensPerStep
     critic_steps: Annotated[
-        int, Field(ge=1, description="Least number of the critic's optimizer steps per update.")
+        int,
+        Field(
+            ge=1,
+            description="Least number of the critic's steps per update, if targets suffice.",
+        ),
     ]
 
 

@@ -138,6 +138,11 @@ def fragments(
     return random.Random(seed).sample(fitting, count) if count < len(fitting) else fitting
 
 
+def count_expert_states(algo: Algorithm) -> int:
+    """Return the number of turns of all demonstrations; 0 before `bind`."""
+    return len(all_turns(algo.context.demos)) if hasattr(algo, "context") else 0
+
+
 def attempt_fragments(context: Context, fragments: list[Fragment]) -> list[Attempt]:
     """Sample the policy's action at every fragment in one call of the generator."""
     context.generator.clear()
@@ -180,7 +185,7 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
         return found
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        count = self.expert_states_per_update
+        count = self.expert_states_per_update or count_expert_states(self)
         return {"fresh actions": Texts(count, max_tokens)} if count else {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
@@ -244,7 +249,8 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         return {**found, "policy": policy, "discriminator": judge}
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        count = self.num_samples * self.expert_states_per_update * (not self.plays)
+        states = self.expert_states_per_update * self.num_samples or count_expert_states(self)
+        count = 0 if self.plays else states
         return {"fresh actions": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:

@@ -54,6 +54,8 @@ def diagnose(
     """Run all arms and return the measurements by arm."""
     overrides = ["recipe=courier", *overrides]
     cfg = compose_checked(overrides, config_dir)
+    if "critic_warmup" not in cfg.algo:  # its policy trains from the first update
+        critic_updates, policy_updates = 0, critic_updates + policy_updates
     base = Arm(
         str(cfg.choices.algo), overrides, critic_updates, policy_updates, every,
         config_dir=config_dir,

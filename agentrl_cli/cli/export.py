@@ -76,7 +76,7 @@ def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
                 module: Any = models.module("policy")
                 _save_adapter(module, find_model(cfg.model.path), folder)
             else:
-                _plain_policy(models, cfg).save_pretrained(folder)
+                _plain_policy(models, run, cfg).save_pretrained(folder)
         except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
@@ -134,9 +134,10 @@ def load_policy(ref: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     Raises UserError for an unknown run and an adapter that cannot be merged.
     """
-    checkpoint, cfg = _stored_policy(find_run(ref))
+    run = find_run(ref)
+    checkpoint, cfg = _stored_policy(run)
     models = _load_models(checkpoint, cfg)
-    return _plain_policy(models, cfg).eval(), models.tokenizer
+    return _plain_policy(models, run, cfg).eval(), models.tokenizer
 
 
 def _stored_policy(run: Run) -> tuple[Checkpoint, DictConfig]:
@@ -158,7 +159,7 @@ def _load_models(checkpoint: Checkpoint, cfg: DictConfig) -> ModelSet:
     return models
 
 
-def _plain_policy(models: ModelSet, cfg: DictConfig) -> PreTrainedModel:
+def _plain_policy(models: ModelSet, run: Run, cfg: DictConfig) -> PreTrainedModel:
     """Return the policy with the dtype of its training, adapters merged."""
     import torch
     from peft import PeftModel
@@ -167,7 +168,8 @@ def _plain_policy(models: ModelSet, cfg: DictConfig) -> PreTrainedModel:
 
     module: Any = models.module("policy")
     plain = _merged(module) if isinstance(module, PeftModel) else module
-    config = as_dataclass(cfg.model, ModelConfig)
+    dtype = run.meta.get("dtype", cfg.model.dtype)
+    config = replace(as_dataclass(cfg.model, ModelConfig), dtype=dtype)
     to_dtype(plain, dtype_of(config, torch.device(cfg.hardware.device)))
     return plain
 
@@ -255,6 +257,7 @@ def model_card(run: Run, cfg: DictConfig, step: int, *, adapter: bool) -> str:
     terms = f"the licence of {title}, {license_}" if license_ else f"the licence of {title}"
     start = "".join(f" It started from {line}." for line in _lineage(cfg.init, cfg.runs))
     demos = f" It learned from the demonstrations `{cfg.data.demos}`." if cfg.data.demos else ""
+    temperature = cfg.eval.temperature
     results = "\n".join(result_table(run)) or "The run has no evaluation."
     return f"""---
 {chr(10).join(front)}
@@ -268,7 +271,8 @@ It is under {terms}.
 {run.meta.get("command", "")}
 ```
 
-Success on tasks of the named splits, sampled at temperature 1 unless greedy, with 95 % intervals:
+Success on tasks of the named splits, sampled at temperature {temperature:g} unless greedy, with
+95 % intervals:
 
 ```text
 {results}

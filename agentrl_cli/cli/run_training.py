@@ -29,6 +29,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
+from agentrl_cli.models.forward import causal_lm
 from agentrl_cli.models.template import template_text
 from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.demos import EXPERT_PREFIX, fingerprint
@@ -86,6 +87,10 @@ def resume_run(
 
     `checkpoint` is None in all processes but the first, which broadcasts it.
     """
+    stored = cfg
+    if cfg.model.dtype == "auto" and "dtype" in run.meta:  # another machine may mean another
+        cfg = cfg.copy()
+        cfg.model.dtype = run.meta["dtype"]
     with joined(cfg) as ranks:
         check_ranks(cfg, ranks)
         (folder, *_) = ranks.gather(checkpoint and str(checkpoint.folder), "checkpoint")
@@ -106,7 +111,7 @@ def resume_run(
             run.truncate_logs(checkpoint)
             if ranks.is_main:
                 checkpoints.forget_later(run, checkpoint.step)
-            run.record_resume(cfg, checkpoint.step)
+            run.record_resume(stored, checkpoint.step)
             echo_err(f"run {run.folder}, from step {checkpoint.step}")
             attach_loggers(run, cfg, parts)
             with closing(parts), suppress(StopTraining):
@@ -151,8 +156,11 @@ def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
 
         write(gather([str(run.folder)]), folder, pages=True)
 
-    read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
-    run.update_meta(threads=torch.get_num_threads(), end_tokens=parts.chat.ends, **read)
+    dtype = str(causal_lm(parts.models.module("policy")).dtype).removeprefix("torch.")
+    run.update_meta(
+        threads=torch.get_num_threads(), dtype=dtype, end_tokens=parts.chat.ends,
+        demos=fingerprint(cfg.data.demos), chat_template=parts.chat.fingerprint,
+    )  # fmt: skip
     if not parts.ranks.is_main:
         return
     if parts.ranks.size > 1:
@@ -243,6 +251,7 @@ def _update_time(parts: Parts, episodes: list[Episode], played: float) -> str:
     count = collector.count(algo.group_size) if algo.plays else 0
     demos = getattr(algo, "expert_states_per_update", 0) or len(algo.context.demos)
     learned = getattr(algo, "turns_per_update", 0) or count or demos
+    learned += getattr(algo, "critic_updates", 0) * getattr(algo, "episodes_per_update", 0)
     texts = algo.texts(max(1, actions // len(episodes)), 1)
     seconds = {
         "playing": played / len(episodes) * count,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 ROLES = ("system", "user", "assistant", "tool")  # of a message
-ANNOTATIONS = frozenset(  # keys of `Turn.info` that play and algorithms write
+ANNOTATIONS = frozenset(  # keys of `Turn.info` that play, algorithms and tools write
     (
         "weight",
         "branches",

@@ -158,7 +158,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
         return torch.cat(states)[back]
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
-        """Return how many prompts fit into the cache together, or all if nothing is cached."""
+        """Return how many prompts fit into the cache together, or all if it has no limit."""
         most = 3 * min(self.cache_tokens or NO_LIMIT, self._half_tokens(model)) // 4  # see trim
         if sum(map(len, prompts)) <= most:
             return len(prompts)

@@ -288,7 +288,7 @@ def enable_packing(
     family, device = model.config.model_type, model.device.type
     _check_family(model)
     if layout != "visible_first" and grad == "detach_prefix":
-        line = f"algo.critic_grad=detach_prefix cannot be used with algo.layout={layout}"
+        line = f"algo.advanced.critic_grad=detach_prefix cannot be used with algo.layout={layout}"
         raise UserError(f"{line}; set algo.layout=visible_first", code="bad-layout")
     if layout == "flex" and (device != "cuda" or family in DENSE_MASK_FAMILIES):
         line = f"algo.layout=flex does not support {family} on {device}"

@@ -251,7 +251,7 @@ def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
 
 
 def mean_cost(runs: Sequence[Record]) -> dict[str, float]:
-    """Return episodes, tokens sampled, tokens trained on and seconds by phase, as means of runs."""
+    """Return episodes, tokens played and read in training, seconds by phase, as means of runs."""
     costs = []
     for run in runs:
         read = [k for k in run.columns if k.endswith("/tokens") and k != "episodes/tokens"]
@@ -292,8 +292,8 @@ def costs(section: Section) -> Cells:
     columns: Columns = {
         "group": lambda row: row.group,
         "episodes": lambda row: whole(row.cost["episodes"]),
-        "tokens sampled": lambda row: whole(row.cost["tokens_played"]),
-        "tokens trained": lambda row: whole(row.cost["tokens_read"]),
+        "tokens played": lambda row: whole(row.cost["tokens_played"]),
+        "tokens read": lambda row: whole(row.cost["tokens_read"]),
         "seconds": lambda row: whole(row.cost["seconds"]),
         "+ evaluation": lambda row: whole(row.cost["seconds_eval"]),
     }

@@ -18,7 +18,7 @@ from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import count_lines, is_number
 from agentrl_cli.core.terminal import safe
-from agentrl_cli.core.types import Episode, Turn
+from agentrl_cli.core.types import ANNOTATIONS, Episode, Turn
 from agentrl_cli.models.fetch import converted_folder
 from agentrl_cli.report.records import Record
 from agentrl_cli.runs import episode_files
@@ -26,7 +26,7 @@ from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.run import Run, step_of
 
 NUMBERS = ("value", "advantage", "td_error")  # metrics of a turn
-NOT_FROM_ENVIRONMENT = {*NUMBERS, "critic", "privileged", "thoughts"}  # in a turn's info
+NOT_FROM_ENVIRONMENT = ANNOTATIONS | {"privileged"}  # in a turn's info
 VERDICTS = {True: "optimal", False: "not optimal", None: "unreadable"}
 OUTCOMES = {True: "Success", False: "Failure", None: "unreadable"}
 SHOWN_FORECASTS = 2  # different forecasts of a turn; more of them are summarised

@@ -101,7 +101,7 @@ def slugs(names: Sequence[str]) -> list[str]:
 
 
 def run_page(record: Record, group: str, decode: Decode | None = None) -> str | None:
-    """Return a page with all episodes of a run's last evaluation; None if there are none."""
+    """Return a page with all episodes of a run's evaluation; None if there are none."""
     view = run_view(record, group, decode=decode)
     return render_page([], [], [view], record.name) if view["total"] else None
 
@@ -165,7 +165,7 @@ def run_view(
     settings: Facts | None = None,
     decode: Decode | None = None,
 ) -> View:
-    """Return the part of a page that shows a run, with episodes of its last evaluation and those of
+    """Return the part of a page that shows a run, with episodes of its evaluation and those of
     the last stored update that have credit. `count` runs share the page; None shows all episodes.
     `settings` are those in which groups differ. `pages`: each run also has its own page."""
     anchor, page = f"run-{record.slug}", f"pages/{record.slug}.html" if pages else ""

@@ -240,7 +240,8 @@ def next_commands(run: Run, found: Result) -> Iterator[tuple[str, str]]:
         yield "read a lost episode", f"agentrl show {folder} --lost"
         steps = config.get("steps")
         if gain.high < 0:
-            lower = f"{again} algo.optimizer.lr=LOWER{name and f'{name}_lower'}"
+            place = "algo.ppo" if "ppo" in config.get("algo", {}) else "algo"  # of StepAgent
+            lower = f"{again} {place}.optimizer.lr=LOWER{name and f'{name}_lower'}"
             yield "train with a lower learning rate", lower
         elif isinstance(steps, int):
             yield "train longer", f"agentrl resume {folder} steps={2 * steps}"

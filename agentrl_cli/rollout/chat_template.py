@@ -1,6 +1,6 @@
 """Convert messages to token ids and back by the model's chat template.
 
-This is the only caller of the tokenizer. A dialogue grows by deltas: the template's text after an
+Play and training tokenise here alone. A dialogue grows by deltas: the template's text after an
 answer, the new messages, the next header. Sampled tokens are never tokenised again. `check`
 refuses a template for which the deltas differ from the whole dialogue.
 """

@@ -356,7 +356,7 @@ def tracker_class(name: str) -> type[GeneralTracker]:
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
-    """Return `step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
+    """Return `step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  train 3.4s`."""
     parts = [
         f"{name} {value:.3g}"
         for name, value in metrics.items()

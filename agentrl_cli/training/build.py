@@ -409,7 +409,7 @@ def busy_machine() -> str | None:
 
 
 def slow_dtype(cfg: DictConfig) -> str | None:
-    """Return a hint if a CPU without instructions for bfloat16 computes in it."""
+    """Return a hint if `model.dtype` is bfloat16 on a CPU without instructions for it."""
     is_slow = device_type(cfg) == "cpu" and not cpu_has_bfloat16()
     if cfg.model.get("dtype") != "bfloat16" or not is_slow:
         return None

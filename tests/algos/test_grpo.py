@@ -75,6 +75,14 @@ def test_advantage_is_relative_to_group(
     assert len(phase.samples) == 3  # not the group of equal rewards
 
 
+def test_share_of_equal_groups_counts_no_mean_reward(model_folder: Path):
+    episodes = [ended(*row) for row in BATCH]
+    for played, reward in zip(episodes, (0.0, 0.5, 1.0, 0.25, 0.25), strict=True):
+        played.turns[-1].reward = reward  # the second has the mean reward of its group
+    algo, _ = grpo(model_folder)
+    assert phase_of(algo, episodes).metrics["reward/frac_zero_std"] == 2 / 5
+
+
 def test_action_tokens_carry_the_advantage(model_folder: Path):
     algo, _ = grpo(model_folder, normalise_advantages=False)
     episodes = [ended(*row) for row in BATCH]

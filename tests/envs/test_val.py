@@ -90,6 +90,8 @@ def test_val_split_of_a_data_set_is_used(tmp_path: Path, name: str):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     env = world("math", data=str(tmp_path))
     assert [len(env.tasks(split)) for split in ("train", "val", "test")] == [8, 3, 2]
+    other = world("math", data=str(tmp_path), test_data=str(tmp_path / "test.jsonl"))
+    assert [len(other.tasks(split)) for split in ("train", "val", "test")] == [8, 3, 2]
 
 
 def test_val_share_leaves_test_unchanged(tmp_path: Path):

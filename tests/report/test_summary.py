@@ -94,6 +94,8 @@ def test_next_commands_depend_on_the_gain(tmp_path: Path, final: Outcomes, verbs
     assert ("--changed" in commands[0]) is (found.gain.low > 0)
     worse = replace(found, gain=Interval(-0.3, -0.5, -0.1))
     assert "algo.optimizer.lr" in list(summary.next_commands(run, worse))[-1][1]
+    found.record.config["algo"] = {"ppo": {"optimizer": {}}}  # of stepagent_inverse
+    assert "algo.ppo.optimizer.lr" in list(summary.next_commands(run, worse))[-1][1]
 
 
 # accuracy of the critique

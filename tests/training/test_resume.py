@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli.train import resume, start
+from agentrl_cli.config.compose import load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.loop import interruptible
 from tests.builders.errors import user_error
 from tests.builders.runs import (
+    DEMOS,
     GUARDED,
     SPEAKER,
     begun,
@@ -197,6 +199,21 @@ def test_further_training_equals_longer_plan(tmp_path: Path):
     assert (resumed["step"], resumed["steps"]) == (2, 4)
     with pytest.raises(UserError, match="step 4 of 4"):
         resume(str(run.folder))
+
+
+def test_resume_keeps_the_dtype_of_the_first_machine(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The optimizer's state differs by dtype, so another machine must not choose another one."""
+    has_bfloat16 = "agentrl_cli.models.load.cpu_has_bfloat16"
+    model = ["model=hf", f"model.path={model_folder}", "model.lora=null"]
+    monkeypatch.setattr(has_bfloat16, lambda: True)
+    run = trained(tmp_path, "sft", "it", "steps=1", DEMOS, *model)
+    assert run.meta["dtype"] == "bfloat16"
+    monkeypatch.setattr(has_bfloat16, lambda: False)
+    resume(str(run.folder), ["steps=2"])
+    assert Run(run.folder).meta["dtype"] == "bfloat16"
+    assert load(run.config_file, []).model.dtype == "auto"
 
 
 def test_only_steps_can_change(tmp_path: Path):

@@ -32,6 +32,13 @@ class NLRL(NLRLConfig, NLAC):
         count = self.turns_per_update
         return {"rollouts": count * self.rollouts * turns, "backups": count}
 
+    def extra_prompt_tokens(self) -> int:
+        """As for NLAC; a summary reads rollouts, each of which counts as a text of a role."""
+        summary = self.instruction_tokens(self.prompts.aggregate)
+        return max(
+            super().extra_prompt_tokens(), summary + (self.rollouts + 1) * self.advanced.role_tokens
+        )
+
     def policy_evaluation(
         self, keys: list[TurnKey], turns: list[TurnRef], buffer: ReplayBuffer
     ) -> Phase:
@@ -93,6 +100,12 @@ class NLACSelfDistillation(NLACSelfDistillationConfig, NLAC):
             "nlac/distilled_share": len(targets) / len(turns),
             "rollouts/episodes": float(len(turns) * self.rollouts),
         }
+
+    def extra_prompt_tokens(self) -> int:
+        """Return the tokens of a refinement; a rollout counts as an action and a text of a role."""
+        action = self.context.sampling.max_tokens
+        read = self.rollouts * (action + self.advanced.role_tokens)
+        return self.instruction_tokens(self.prompts.refine_by_rollouts) + read + action
 
     def _line(self, turn: TurnRef) -> str:
         """Return a rollout as one line: its action, the response, the outcome."""

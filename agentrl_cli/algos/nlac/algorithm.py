@@ -345,12 +345,21 @@ class NLAC(NLACConfig, Algorithm):
         return {role: count * self.turns_per_update for role, count in counts.items()}
 
     def extra_prompt_tokens(self) -> int:
-        """Return the tokens of the longest instruction, of the forecasts that a critique reads, and
-        of the critique."""
-        prompts, shown = self.prompts, self.num_forecasts * (2 if self.show_alternatives else 1)
-        instructions = (prompts.forecast, prompts.backup, prompts.evaluate, prompts.refine)
-        longest = max(len(self.roles.prompt_after([], [], text)) for text in instructions)
-        return longest + (shown + 1) * self.advanced.role_tokens
+        """Return the tokens of the longest dialogue with a role after an action: instructions, the
+        texts that the role reads, and its own."""
+        prompts, text = self.prompts, self.advanced.role_tokens
+        shown = self.num_forecasts * (2 if self.show_alternatives else 1)
+        rewritten = text + self.context.sampling.max_tokens  # by a critique
+        return max(
+            self.instruction_tokens(prompts.forecast) + text,
+            self.instruction_tokens(prompts.backup) + 2 * text,
+            self.instruction_tokens(prompts.evaluate) + (shown + 1) * text,
+            self.num_refinements * (self.instruction_tokens(prompts.refine) + rewritten),
+        )
+
+    def instruction_tokens(self, instruction: str) -> int:
+        """Return the tokens that an instruction without its texts adds to an episode."""
+        return len(self.roles.prompt_after([], [], instruction))
 
     # --- evaluation and checkpoints ---
 

@@ -264,8 +264,8 @@ def backup_targets(
     which is d' or the target itself (`terminal_targets`). With probability `td_lambda` the chain of
     backups starts one turn later, repeatedly, as λ does in TD(λ) (Sutton 1988; off-policy without
     correction, as in the Q(λ) of Peng and Williams 1996). With 1 the outcome of an episode reaches
-    all its turns in one update. A target is None if a text of its chain has no outcome or was cut,
-    or if the backup of a last turn changed the outcome.
+    all its turns in one update. A target is None if a text of its chain has no outcome, if a
+    backup was cut, or if the backup of a last turn changed the outcome.
     """
     draw, settings = random.Random(roles.seed("trace")), roles.settings
     chains = [Chain(turn, _chain_start(turn, settings.td_lambda, draw)) for turn in turns]
@@ -300,8 +300,8 @@ def backup_targets(
 
 
 def _chain_start(turn: TurnRef, td_lambda: float, draw: random.Random) -> TurnRef:
-    """Return the turn at which the chain of `turn` starts. The chains of an episode that was cut
-    off start before its last turn, because it has no outcome."""
+    """Return the turn at which the chain of `turn` starts. In an episode that was cut off,
+    chains of earlier turns start before the last one, because it has no outcome."""
     start, last = turn.turn, len(turn.episode.turns) - 1 - (turn.episode.stop != "done")
     while start < last and draw.random() < td_lambda:
         start += 1

@@ -51,8 +51,9 @@ WORKER = Path(__file__).with_name("worker.py")
 @dataclass(frozen=True)
 class Grade:
     """A verdict and its reason, truthy if correct. Correct answers are `exact`, `number` or
-    `verified`. Wrong ones are `empty`, `long`, `label`, `number` or `refused`; answers that could
-    not be graded, which count as wrong, are `timeout`, `crash` or `unread`."""
+    `verified`. Wrong ones are `unboxed`, `empty`, `long`, `label`, `number` or `refused`; answers
+    that could not be graded, which count as wrong, are `timeout`, `crash` or `unread`. `scored` is
+    the verdict of Reasoning Gym."""
 
     correct: bool
     reason: str
@@ -85,9 +86,7 @@ def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
         return Grade(False, "long")
     if reply.strip() == gold.strip():
         return Grade(True, "exact")
-    if not available():
-        line = f"extract=last_math needs math-verify; {INSTALL}"
-        raise UserError(line, code="missing-extra")
+    _require_math_verify()
     reply = reply[-MAX_REPLY_LENGTH:]
     found = _verify(readable(reply), gold, True, tolerance)
     has_formula = boxed(reply) is not None or FORMULA.search(reply)
@@ -150,6 +149,7 @@ def explain(answer: str, gold: str, extract: Extract = "boxed") -> dict[str, str
     """Return how `gold` and `answer` are read: the normalised text, its exact value or else
     math-verify's expression, and the unit, base or name that is not part of it."""
     if extract == "last_math":
+        _require_math_verify()
         readings = [
             _verify(None, gold, True, 0.0).reason,
             _verify(readable(answer[-MAX_REPLY_LENGTH:]), None, True, 0.0).reason,
@@ -171,6 +171,12 @@ def _reading(text: str, normalised: str) -> str:
         parts += ["an exact number"]
     marks = [f"{name} {mark}" for name, mark in labels(text)._asdict().items() if mark]
     return ", ".join([" read as ".join(parts), *marks])
+
+
+def _require_math_verify() -> None:
+    if not available():
+        line = f"extract=last_math needs math-verify; {INSTALL}"
+        raise UserError(line, code="missing-extra")
 
 
 def _verify(answer: str | None, gold: str | None, whole_reply: bool, tolerance: float) -> Grade:

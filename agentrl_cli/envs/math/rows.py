@@ -31,15 +31,14 @@ def read_splits(
 ) -> dict[str, list[Row]]:
     """Return the rows of `train`, `val` and `test`.
 
-    Test rows are the data's own split, all of `test_data`, or a share of the rows drawn by problem.
-    Val rows are the data's own split or a share of the others. Raises UserError for unreadable
-    data."""
+    Test rows are all of `test_data`, the data's own split if it has one for training, too, or a
+    share of the rows drawn by problem. With `test_data` the data's own test rows are for training,
+    as usual with MATH-500. Val rows are the data's own split or a share of the others. Raises
+    UserError for unreadable data."""
     splits = _parse_splits(data)
-    val: list[Row] = []
+    own = {} if splits.keys() <= set(VAL_NAMES) else {n: splits.pop(n, []) for n in VAL_NAMES}
     if test_data is None and {"train", "test"} <= splits.keys():
         rows, test = splits["train"], splits["test"]
-        own = [row for name in VAL_NAMES for row in splits.get(name, [])]
-        val = _without(own, [*rows, *test])
     else:
         rows = list(chain(*splits.values()))
         if test_data is None:
@@ -47,13 +46,14 @@ def read_splits(
         else:
             test = list(chain(*_parse_splits(test_data).values()))
         rows = _without(rows, test)
+    val = _without(list(chain(*own.values())), [*rows, *test])
     val = val or _draw(rows, val_share, "val", seed)
     return {"train": _without(rows, val), "val": val, "test": test}
 
 
 def solution_steps(row: Row) -> list[str]:
-    """Return a solution's paragraphs, or its lines if it has one paragraph. The last step has the
-    box."""
+    """Return a solution's paragraphs, or its lines if it has one paragraph. One step has the box,
+    which follows if the solution has none."""
     text = row["solution"].strip()
     parts = [part.strip() for part in BLANK_LINES.split(text) if part.strip()]
     if len(parts) == 1:

@@ -46,7 +46,7 @@ FULL_SYSTEMS = {
 UNKNOWN = f"Unknown action. Use {ACTIONS}."
 OVER = "The search is over."
 MAX_PARTS_TURNED = 2  # a line further away is found by its words
-EXAMPLE_QUESTIONS = 20  # of which the shortest is the example
+EXAMPLE_QUESTIONS = 20  # of which the shortest with two lines of proof is the example
 MAX_SAVED = 2  # lines that may be saved per step of a proof
 
 Proof = Sequence[Collection[Line]]  # for each step the lines that prove it; one of them suffices
@@ -137,7 +137,7 @@ class Wiki(Env):
         return (FULL_SYSTEMS if is_full else SYSTEMS)[self.task]
 
     def example(self) -> list[Message]:
-        """Return the shortest of a few searches of the expert in another encyclopedia."""
+        """Return a short one of a few searches of the expert in another encyclopedia."""
         if self.instructions == "short":
             return []
         env = replace(self, data=None, test_data=None)

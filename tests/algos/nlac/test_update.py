@@ -12,6 +12,7 @@ from agentrl_cli.algos.nlac.algorithm import distillation_samples
 from agentrl_cli.algos.nlac.diagnostics import drift
 from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.generators.base import Sampling
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
@@ -288,6 +289,14 @@ def test_extra_prompt_tokens_bound_every_role(models: ModelSet):
     room = WON.tokens + algo.extra_prompt_tokens()
     assert asked_of.keys() == {"forecast", "backup", "evaluate", "refine"}
     assert room - most < max(asked_of.values()) == asked_of["evaluate"] <= room
+
+
+def test_extra_prompt_tokens_bound_repeated_refinements(models: ModelSet):
+    sampling = Sampling(max_tokens=40, temperature=1.0, stop_ids=(CHAT.end_of_turn,))
+    algo = nlac({"role_tokens": 30}, num_forecasts=1, num_refinements=3)
+    bound(algo, troupe(), models).context.sampling = sampling
+    instruction = len(algo.roles.prompt_after([], [], algo.prompts.refine))
+    assert algo.extra_prompt_tokens() == 3 * (instruction + 30 + 40)
 
 
 def test_separate_critic_forecasts_and_learns(model_folder: Path):
