@@ -43,7 +43,7 @@ TOGETHER = ("self_ac_chance",)  # critic and policy learn from the start
 WITH_CONTROLS = ("nlac", "self_ac")
 CRITIC_UPDATES, POLICY_UPDATES, EVERY = 12, 12, 4
 PRETRAINED = (
-    "model=hf", "prompts=tiny", "rollout.max_new_tokens=8", "rollout.max_seq_len=512",
+    "model=smollm2", "prompts=tiny", "rollout.max_new_tokens=8", "rollout.max_seq_len=512",
 )  # fmt: skip
 AUC_OF_ARM = {  # names of figures
     "monte carlo": "nlac_monte_carlo_auc", "shuffled outcomes": "nlac_shuffled_outcomes_auc",

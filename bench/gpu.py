@@ -163,8 +163,8 @@ def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Pa
 
 
 def sampling(parts: Parts) -> tuple[float, int]:
-    """Return the seconds to sample 128 tokens for each of 256 prompts of 128 tokens (on a CPU 8
-    prompts of 8), and the number of tokens."""
+    """Return the seconds to sample 128 tokens for each of 256 prompts of 256 tokens (on a CPU 8
+    prompts), and the number of tokens."""
     draw, rows = random.Random(0), 256 if parts.models.device.type == "cuda" else 8
     prompts = [[draw.randrange(3, 250) for _ in range(256)] for _ in range(rows)]
     how = Sampling(max_tokens=128, temperature=1.0, stop_ids=())
@@ -205,10 +205,10 @@ def predicted_bytes(cfg: DictConfig, parts: Parts) -> int:
 
 def utilisation(cfg: DictConfig, tokens_per_second: float) -> Figures:
     """Return the model operations of an update divided by the device's peak; nothing if the
-    peak is unknown."""
+    peak is unknown. Frozen weights below an adapter get no gradient."""
     name, shapes = torch.cuda.get_device_name(), read_shapes(cfg)
     known = [peak for part, peak in PEAK_FLOPS.items() if part in name]
-    operations = 6 * shapes.parameters
+    operations = (4 if cfg.model.lora else 6) * shapes.parameters
     operations += 6 * shapes.layers * shapes.queries * cfg.rollout.max_seq_len
     return {"model_flops_share": operations * tokens_per_second / known[0]} if known else {}
 

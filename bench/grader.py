@@ -85,7 +85,8 @@ def hostile_figures() -> dict[str, float]:
     texts, lost = hostile(HOSTILE), pool_of(os.getpid()).lost
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as threads:
-        reasons = Counter(found.reason for found in threads.map(lambda t: grade(t, "x+1"), texts))
+        grades = list(threads.map(lambda text: grade(text, "x+1"), texts))
+    reasons = Counter(found.reason for found in grades)
     seconds = time.perf_counter() - began
     right = sum(bool(grade("1+x", "x+1")) for _ in range(10))
     lost = pool_of(os.getpid()).lost - lost
@@ -95,7 +96,7 @@ def hostile_figures() -> dict[str, float]:
         "hostile_answers": HOSTILE,
         "hostile_seconds": round(seconds, 1),
         "grader_cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
-        "hostile_called_right": sum(reasons[name] for name in ("exact", "number", "verified")),
+        "hostile_called_right": sum(map(bool, grades)),
         "hostile_timeouts": reasons["timeout"],
         "hostile_crashes": reasons["crash"],
         "workers_lost": lost,
@@ -116,7 +117,6 @@ def main() -> None:
         bool(grade(reply, gold, "last_math")) == expected
         for reply, gold, expected in REPORTED_REPLIES
     ]
-    slow = [ms for found, ms in wrong if found.reason in ("verified", "refused", "timeout")]
     figures: dict[str, float] = {
         "self_equal": sum(map(bool, (found for found, _ in equal))),
         "self_pairs": len(equal),
@@ -128,7 +128,6 @@ def main() -> None:
         "reported_right": sum(reported),
         "reported_pairs": len(reported),
         "median_ms": round(statistics.median(ms for _, ms in equal + wrong), 3),
-        "median_ms_math_verify": round(statistics.median(slow), 3),
         "timeouts_on_answers": sum(f.reason == "timeout" for f, *_ in [*equal, *wrong, *hard]),
     }
     figures |= hostile_figures() | random_figures(RANDOM)

@@ -257,7 +257,8 @@ def main() -> None:
         peer = f"{case.peer} {labels[case.peer]}"
         row = {"rule": case.rule, "peer": peer, **sides, "loss": loss, "gradient": gradient}
         record["cases"].append(row)
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # also of trl_learning.py
+    RESULT.write_text(json.dumps(stored | record, indent=1) + "\n")
     old = re.escape(HEADER) + r"(\|.*\n)*"
     PAGE.write_text(re.sub(old, lambda found: table(record), PAGE.read_text()))
     print(table(record))

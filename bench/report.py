@@ -41,7 +41,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, float]:
     return {
         "seconds": round(time.perf_counter() - began, 2),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
-        "peak_megabytes": round(used.ru_maxrss / 1024, 1),
+        "peak_megabytes": round(used.ru_maxrss * 1024 / 1e6, 1),
     }
 
 

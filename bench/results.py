@@ -12,7 +12,8 @@ Every algorithm gets the same:
 Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored. Each run
 has one thread. The trials go to docs/results/ENV_trials.json, the results to ENV.json,
-ENV_critic.json and ENV_curves.json, those of SmolLM2 to smollm2.json. Last, the script prints the
+ENV_critic.json and ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
+smollm2.json. Last, the script prints the
 settings that the recipe must have.
 """
 
@@ -62,15 +63,16 @@ ABLATIONS = {
     ),
     "twentyq": ("shared_critic", "k1"),
 }  # fmt: skip
-PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
+PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "archer_small", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 SOURCES = ("nlac_paper", "self_ac_slides")  # as in the paper and the slides
-EVERYWHERE = (*STUDENTS, *PLAYERS, "archer_small", *SOURCES)
+EVERYWHERE = (*STUDENTS, *PLAYERS, *SOURCES)
 TRIAL_SEED = 10
 VAL_EPISODES = 600
 GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of main learning rates
 MAIN_RATE = {"stepagent_inverse": "algo.ppo.optimizer.lr"}
 OTHER_RATES = {
+    "nlac": ("algo.critic_optimizer.lr",),
     "ppo": ("algo.optimizer.head_lr",),
     "archer_small": ("algo.critic_optimizer.lr", "algo.critic_optimizer.head_lr"),
 }
@@ -463,24 +465,22 @@ def run_key(record: dict[str, Any]) -> tuple[Any, ...]:
     return *names, record["seed"]
 
 
-def result_name(env: str) -> str:
-    """Return the beginning of the names of an environment's results."""
-    return COMPARISONS[env].file or env
+def result_name(plan: Plan) -> str:
+    """Return the beginning of the names of the files with a plan's results."""
+    name = COMPARISONS[plan.env].file or plan.env
+    return f"{name}_ablations" if plan.what in ABLATIONS.get(plan.env, ()) else name
 
 
-def store(plans: Sequence[Plan], folder: Path) -> None:
-    """Write the records of the runs that are done."""
-    done = [(plan, folder / plan.name) for plan in plans if is_done(folder / plan.name)]
-    rows = [(plan, row) for plan, run in done for row in records(plan, run)]
-    name = result_name(plans[0].env)
-    write(f"{name}.json", [row for _, row in rows])
-    for plan, row in rows:
+def store(plan: Plan, run: Path) -> None:
+    """Write the records of a run that is done."""
+    name, rows = result_name(plan), records(plan, run)
+    write(f"{name}.json", rows)
+    for row in rows:
         if row["split"] == "test" and (known := preset(plan)):
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
             reproduce.store_result(known, row["seed"], found)
-    critics = [row for plan, run in done for row in critic_records(plan, run)]
-    curves = [curve(plan, run) for plan, run in done if plan.what in PLAYERS]
-    for kind, found in (("critic", critics), ("curves", curves)):
+    curves = [curve(plan, run)] if plan.what in PLAYERS else []
+    for kind, found in (("critic", critic_records(plan, run)), ("curves", curves)):
         if found:
             write(f"{name}_{kind}.json", found)
 
@@ -493,7 +493,7 @@ def is_tuned(what: str) -> bool:
 def is_stored(plan: Plan) -> bool:
     """Return whether the results have a record of a run with the same settings."""
     common = named(plan) | {"settings": fingerprint(plan)}
-    return any(row == row | common for row in load(f"{result_name(plan.env)}.json"))
+    return any(row == row | common for row in load(f"{result_name(plan)}.json"))
 
 
 def tune(env: str, what: str, folder: Path, missing: bool) -> None:
@@ -507,8 +507,7 @@ def compare(env: str, what: str, folder: Path, missing: bool) -> None:
     for seed in seeds(env, what):
         plan = best_plan(env, what, seed)
         if not (missing and is_stored(plan)):
-            train(plan, folder)
-            store([plan], folder)
+            store(plan, train(plan, folder))
 
 
 def main() -> None:

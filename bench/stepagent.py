@@ -1,10 +1,10 @@
 """Measure what more demonstrations and more passes gain on Twenty Questions: `python
-bench/stepagent.py`, after `python bench/results.py twentyq`.
+bench/stepagent.py`.
 
-SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison.
-The smaller sets are the beginnings of the larger ones. `longer` continues the same SFT, to measure
-what more passes alone gain. Writes docs/results/stepagent.json. A run that is done is not repeated,
-and the runs of the comparison are used from its folder.
+SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison,
+with the settings of the recipe. The smaller sets are the beginnings of the larger ones. `longer`
+continues the same SFT, to measure what more passes alone gain. Writes docs/results/stepagent.json.
+A run that is done is not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from bench.results import (
 )
 
 SIZES = (32, 128, 512)
-COMPARED = 128  # the size of the recipe, whose runs results.py trains
 SFT, *LATER = STUDENTS[:3]
 LONGER = "longer"
 
@@ -43,13 +42,8 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the run's folder, such as sft-d32-s0; runs of results.py keep their names."""
-        shared = self.demos == COMPARED and self.what != LONGER
-        return (
-            f"twentyq_{self.what}_s{self.seed}"
-            if shared
-            else f"{self.what}-d{self.demos}-s{self.seed}"
-        )
+        """The name of the run's folder, such as sft-d32-s0."""
+        return f"{self.what}-d{self.demos}-s{self.seed}"
 
     @property
     def start(self) -> Plan | None:
@@ -86,7 +80,7 @@ def main() -> None:
         "--write-only", action="store_true", help="of runs that are done; train nothing"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results" / "twentyq")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "stepagent")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

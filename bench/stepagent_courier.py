@@ -2,8 +2,9 @@
 
 The first message praises the closed road, which the base prefers. All methods go on from one SFT
 start with the same demonstrations and train at most as many tokens as three passes of SFT, which
-SFT takes. Each method has six trials on the seed `TUNED_ON`; the one with the highest exact success
-is run on other seeds. `VARIANTS` change one setting of it.
+SFT takes (`reference=expert` an eighth more, in its first update). Each method has six trials on
+the seed `TUNED_ON`; the one with the highest exact success is run on other seeds. `VARIANTS` change
+one setting of it.
 
 The expert takes the closed road with the probability of `EXPERTS`. Writes
 docs/results/stepagent_courier.json. Runs are kept in `runs/stepagent_courier`, so an interrupted

@@ -29,7 +29,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PALE, GOOD, CRITIC = "#6b7780", "#00795a", "#0060a0"
 METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom to top
     ("nlac", "nlac_paper"): ("NLAC, paper's rule", PALE),
-    ("archer", ""): ("ArCHer", PALE),
+    ("archer_small", ""): ("ArCHer, small", PALE),
     ("grpo", ""): ("GRPO", PALE),
     ("ppo", ""): ("PPO", PALE),
     ("rft", ""): ("RFT", PALE),
@@ -81,8 +81,7 @@ def draw_gains(environments: dict[str, list[Row]]) -> Figure:
         axis.spines["left"].set_visible(False)
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="y", visible=False)
-    count = len(gains(found["nlac", ""]))
-    axes[-1].set_xlabel(f"gain in test success, points\n(mean of {count} seeds, 95 % interval)")
+    axes[-1].set_xlabel("gain in test success, points\n(mean over seeds, 95 % interval)")
     return figure
 
 

@@ -36,11 +36,11 @@ TRIALS = {
     "small_steps": "half the tokens a step",
 }  # fmt: skip
 WRITTEN = {  # metrics of language critics, and their names in tables
-    "nlac/brier": "Brier score", "nlac/value_bias": "optimism", "nlac/auc_all": "AUC over all",
+    "nlac/brier": "Brier score", "nlac/value_bias": "bias", "nlac/auc_all": "AUC over all",
     "nlac/refined_gain_all": "refined gain",
 }  # fmt: skip
 SCALAR = {  # metrics of scalar critics
-    "critic/brier": "Brier score", "critic/value_bias": "optimism",
+    "critic/brier": "Brier score", "critic/value_bias": "bias",
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
 COMPARED = (
@@ -309,9 +309,7 @@ def differences(
                 cell.append("")
                 continue
             ours, theirs = known[first], known[second]
-            if len(ours) != len(theirs):
-                raise SystemExit(f"{first} and {second} have different numbers of seeds")
-            noise = spread[env].least_difference / math.sqrt(len(ours))
+            noise = spread[env].least_difference * math.sqrt((1 / len(ours) + 1 / len(theirs)) / 2)
             cell.append(f"{points(mean(ours, 'final') - mean(theirs, 'final'))} ± {share(noise)}")
         cells.append(cell)
     return markdown(" | ".join(["points", *environments]), cells)
