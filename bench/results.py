@@ -55,7 +55,7 @@ AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 CONTROLS = (
     "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
 )  # fmt: skip
-OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must stay flat
+OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must not improve
 ABLATIONS = {
     "arithmetic": (
         "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,13 +97,16 @@ def theirs(folder: Path, model: Path, seed: int, python: Path) -> Side:
         for task in env.tasks("train")
     ]
     work, answer = folder / f"trl_s{seed}.json", folder / f"trl_s{seed}_result.json"
-    work.write_text(json.dumps({
+    settings = json.dumps({
         "model": str(model), "dtype": DTYPE, "system": env.system(), "rows": rows, "seed": seed,
         "lr": RATE, "updates": UPDATES, "group": GROUP, "episodes": PROBLEMS * GROUP,
         "new_tokens": config.rollout.max_new_tokens,
         "lora": OmegaConf.to_container(config.model.lora),
         "output": str(answer),
-    }))  # fmt: skip
+    })  # fmt: skip
+    if work.exists() and work.read_text() != settings:
+        shutil.rmtree(work.with_suffix(""), ignore_errors=True)  # checkpoints of another run
+    work.write_text(settings)
     command = [str(python), str(SIDES / "trl_learning_side.py"), str(work)]
     subprocess.run(command, check=True, env=one_thread())
     found = json.loads(answer.read_text())

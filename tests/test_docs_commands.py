@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,18 +70,19 @@ def test_files_that_a_page_names_exist(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
-    folders = ("agentrl_cli", "conf", "tests", "bench", "stress", "tools")
-    found = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
-    code = "\n".join(
-        f"{file.stem}\n{file.read_text()}"
-        for file in found
-        if file.suffix in (".py", ".pyi", ".yaml")
-    )
     named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
     named = {name for name in named if not name.startswith("ENV_")}  # a preset of each world
-    other = ROOT.joinpath("Makefile").read_text() + ROOT.joinpath("pyproject.toml").read_text()
-    gone = [n for n in named if not all(part in code + other for part in n.split("."))]
-    assert gone == []
+    assert [n for n in named if not all(part in all_code() for part in n.split("."))] == []
+
+
+@cache
+def all_code() -> str:
+    """Return the text of all code, settings and build files, with the names of the files."""
+    folders = ("agentrl_cli", "conf", "tests", "bench", "stress", "tools")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
+    files = [file for file in files if file.suffix in (".py", ".pyi", ".yaml")]
+    files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    return "\n".join(f"{file.stem}\n{file.read_text()}" for file in files)
 
 
 def test_fields_in_notation_exist():

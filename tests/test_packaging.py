@@ -21,8 +21,8 @@ from agentrl_cli.config.compose import groups, options
 from tests.builders.page_commands import SMALL, SMALL_NLAC
 from tests.paths import ROOT
 
-EMBEDDED = ("arithmetic", "tau_mini", "twentyq", "wiki")
 TINY = ROOT / "agentrl_cli" / "models" / "tiny"
+EMBEDDED = ("arithmetic", "courier", "tau_mini", "twentyq", "wiki")
 NEEDED = {
     "agentrl_cli/py.typed",
     "agentrl_cli/conf/config.yaml",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.report.seeds import Noise
 from tests.paths import ROOT
 from tools import results_page
 
@@ -70,6 +71,16 @@ def test_each_configuration_has_its_row(env: str):
         assert found, f"{configuration} is not on the page"
         seconds = pytest.approx(fmean(row["seconds"] for row in rows), abs=0.501)
         assert any(line[-1] == seconds for line in found)  # of two that learn the same, too
+
+
+def test_noise_of_unequal_numbers_of_seeds():
+    rows = [
+        {"algo": algo, "variant": "", "demos": "", "split": "test", "final": 0.5, "seed": seed}
+        for algo, count in (("nlac", 5), ("grpo", 3)) for seed in range(count)
+    ]  # fmt: skip
+    noise = Noise(deviation=0.02, freedom=6)  # Student's t is 2.447
+    line = results_page.differences({"here": rows}, {"here": noise}).splitlines()[2]
+    assert line == "| nlac less grpo | +0.0 ± 3.6 |"  # 2.447 x 2 x sqrt(1/5 + 1/3)
 
 
 def test_differences_are_paired_by_task_and_seed():

@@ -55,8 +55,8 @@ Json = dict[str, Any]
 
 
 def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
-    """Write the policy to `target` with the dtype of its training, and a model card. With `adapter`
-    write its LoRA adapter alone, for PEFT. Returns the run and the step.
+    """Write the policy to `target` with the dtype of `model.dtype`, and a model card. With
+    `adapter` write its LoRA adapter alone, for PEFT. Returns the run and the step.
 
     Raises UserError for an unknown run, a `target` that is not empty or cannot be written, a run
     without an adapter, and an adapter that cannot be merged. `target` is unchanged then.
@@ -76,7 +76,7 @@ def export(ref: str, target: Path, *, adapter: bool = False) -> tuple[Run, int]:
                 module: Any = models.module("policy")
                 _save_adapter(module, find_model(cfg.model.path), folder)
             else:
-                _plain_policy(models, run, cfg).save_pretrained(folder)
+                _plain_policy(models, cfg).save_pretrained(folder)
         except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
@@ -134,10 +134,9 @@ def load_policy(ref: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     Raises UserError for an unknown run and an adapter that cannot be merged.
     """
-    run = find_run(ref)
-    checkpoint, cfg = _stored_policy(run)
+    checkpoint, cfg = _stored_policy(find_run(ref))
     models = _load_models(checkpoint, cfg)
-    return _plain_policy(models, run, cfg).eval(), models.tokenizer
+    return _plain_policy(models, cfg).eval(), models.tokenizer
 
 
 def _stored_policy(run: Run) -> tuple[Checkpoint, DictConfig]:
@@ -159,8 +158,8 @@ def _load_models(checkpoint: Checkpoint, cfg: DictConfig) -> ModelSet:
     return models
 
 
-def _plain_policy(models: ModelSet, run: Run, cfg: DictConfig) -> PreTrainedModel:
-    """Return the policy with the dtype of its training, adapters merged."""
+def _plain_policy(models: ModelSet, cfg: DictConfig) -> PreTrainedModel:
+    """Return the policy with the dtype of `model.dtype` on this machine, adapters merged."""
     import torch
     from peft import PeftModel
 
@@ -168,8 +167,7 @@ def _plain_policy(models: ModelSet, run: Run, cfg: DictConfig) -> PreTrainedMode
 
     module: Any = models.module("policy")
     plain = _merged(module) if isinstance(module, PeftModel) else module
-    dtype = run.meta.get("dtype", cfg.model.dtype)
-    config = replace(as_dataclass(cfg.model, ModelConfig), dtype=dtype)
+    config = as_dataclass(cfg.model, ModelConfig)
     to_dtype(plain, dtype_of(config, torch.device(cfg.hardware.device)))
     return plain
 
@@ -257,7 +255,7 @@ def model_card(run: Run, cfg: DictConfig, step: int, *, adapter: bool) -> str:
     terms = f"the licence of {title}, {license_}" if license_ else f"the licence of {title}"
     start = "".join(f" It started from {line}." for line in _lineage(cfg.init, cfg.runs))
     demos = f" It learned from the demonstrations `{cfg.data.demos}`." if cfg.data.demos else ""
-    temperature = cfg.eval.temperature
+    temperature = load(run.config_file, []).eval.temperature
     results = "\n".join(result_table(run)) or "The run has no evaluation."
     return f"""---
 {chr(10).join(front)}

@@ -321,7 +321,9 @@ def calibrate(
 @verb("diagnose")
 def diagnose(
     overrides: Overrides = None,
-    critic_updates: Annotated[int, typer.Option(min=0, help="Updates of the critic alone.")] = 12,
+    critic_updates: Annotated[
+        int, typer.Option(min=0, help="Updates of the critic alone, if it can.")
+    ] = 12,
     policy_updates: Annotated[
         int, typer.Option(min=0, help="Updates of critic and policy after that.")
     ] = 8,
@@ -353,7 +355,7 @@ def new(
 
 @verb("reproduce")
 def reproduce_preset(
-    name: Annotated[str, typer.Argument(help="A stored result, such as arithmetic_k1; or all.")],
+    name: Annotated[str, typer.Argument(help="A preset, such as arithmetic_k1; or all.")],
     seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="With all: run at toy size.")] = False,
     store: Annotated[

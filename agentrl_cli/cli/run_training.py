@@ -88,9 +88,9 @@ def resume_run(
     `checkpoint` is None in all processes but the first, which broadcasts it.
     """
     stored = cfg
-    if cfg.model.dtype == "auto" and "dtype" in run.meta:  # another machine may mean another
+    if cfg.model.dtype == "auto" and run.meta.get("dtype") == "float32":
         cfg = cfg.copy()
-        cfg.model.dtype = run.meta["dtype"]
+        cfg.model.dtype = "float32"  # its optimizers have no masters, which bfloat16 would need
     with joined(cfg) as ranks:
         check_ranks(cfg, ranks)
         (folder, *_) = ranks.gather(checkpoint and str(checkpoint.folder), "checkpoint")

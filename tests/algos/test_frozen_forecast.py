@@ -15,7 +15,6 @@ from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.load import TINY
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.run import Run
@@ -144,7 +143,6 @@ def test_preset_reads_forecasts_as_nlac():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (TINY / "twentyq").exists(), reason="the embedded weights are not built")
 @pytest.mark.parametrize("algo", ["grpo", "rft"])
 def test_twentyq_trains_with_forecasts(tmp_path: Path, algo: str):
     start([

@@ -8,14 +8,9 @@ import pytest
 
 from agentrl_cli.cli.environment import write_demos
 from agentrl_cli.cli.train import start
-from agentrl_cli.models.load import TINY
 from agentrl_cli.runs.run import Run
 
-WEIGHTS = TINY / "twentyq" / "model.safetensors"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not WEIGHTS.exists(), reason="the embedded weights are not built yet"),
-]
+pytestmark = pytest.mark.slow
 USUAL = [
     "env=twentyq", "eval_every=0", "eval.splits=[train]", "eval.greedy=false", "hardware.threads=1",
     "name=it",

@@ -132,7 +132,7 @@ def test_rounding_to_bfloat16_keeps_small_changes():
 def test_card_names_base_command_and_results(run: Run, tmp_path: Path):
     export(str(run.folder), tmp_path / "plain")
     card = (tmp_path / "plain" / "README.md").read_text()
-    for text in ("tiny", "`grpo`", run.meta["command"], "test success"):
+    for text in ("tiny", "`grpo`", run.meta["command"], "test success", "temperature 1 unless"):
         assert text in card
 
 

@@ -127,7 +127,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs"), "nlac", "critical", SPEAKER)
+    return trained(tmp_path_factory.mktemp("runs"), "nlac", "critical", "steps=1", SPEAKER)
 
 
 def test_policy_of_a_run_is_evaluated_and_plays(
@@ -135,7 +135,7 @@ def test_policy_of_a_run_is_evaluated_and_plays(
 ):
     before = {file: file.stat().st_mtime for file in run.folder.rglob("*") if file.is_file()}
     record = json.loads(call(capsys, "eval", str(run.folder), "eval.tasks=1", "--json"))
-    assert (record["run"], record["step"], record["eval/test_episodes"]) == ("critical", 4, 2)
+    assert (record["run"], record["step"], record["eval/test_episodes"]) == ("critical", 1, 2)
     shown = call(capsys, "play", "--run", str(run.folder), "--task", "test-1")
     assert "task      test-1 (test)" in shown and "critique" in shown
     after = {file: file.stat().st_mtime for file in run.folder.rglob("*") if file.is_file()}

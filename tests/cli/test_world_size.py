@@ -90,7 +90,7 @@ def test_every_training_verb_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
-def test_single_launched_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_single_launched_process_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launched(monkeypatch, ONE)
     groups = ["--config-dir", str(folders(tmp_path)), "--dry"]
     assert agentrl("train", *settings(tmp_path / "runs", "grpo", "it"), *groups).exit_code == 0

@@ -349,11 +349,14 @@ class NLAC(NLACConfig, Algorithm):
         texts that the role reads, and its own."""
         prompts, text = self.prompts, self.advanced.role_tokens
         shown = self.num_forecasts * (2 if self.show_alternatives else 1)
+        evaluate = self.instruction_tokens(prompts.evaluate)
+        if self.show_alternatives:
+            evaluate += len(self.context.chat.encode_action(prompts.alternatives))
         rewritten = text + self.context.sampling.max_tokens  # by a critique
         return max(
             self.instruction_tokens(prompts.forecast) + text,
             self.instruction_tokens(prompts.backup) + 2 * text,
-            self.instruction_tokens(prompts.evaluate) + (shown + 1) * text,
+            evaluate + (shown + 1) * text,
             self.num_refinements * (self.instruction_tokens(prompts.refine) + rewritten),
         )
 

@@ -31,13 +31,15 @@ def read_splits(
 ) -> dict[str, list[Row]]:
     """Return the rows of `train`, `val` and `test`.
 
-    Test rows are all of `test_data`, the data's own split if it has one for training, too, or a
-    share of the rows drawn by problem. With `test_data` the data's own test rows are for training,
-    as usual with MATH-500. Val rows are the data's own split or a share of the others. Raises
-    UserError for unreadable data."""
+    Test rows are all of `test_data`; else the split `test`, if there is also a `train`; else a
+    share of the rows, drawn by problem. With `test_data` the split `test` is for training, as usual
+    with MATH-500. Val rows are the data's own split or a share of the others. Raises UserError for
+    unreadable data."""
     splits = _parse_splits(data)
-    own = {} if splits.keys() <= set(VAL_NAMES) else {n: splits.pop(n, []) for n in VAL_NAMES}
-    if test_data is None and {"train", "test"} <= splits.keys():
+    has_splits, own = {"train", "test"} <= splits.keys(), []
+    if has_splits or (test_data is not None and "train" in splits):
+        own = [row for name in VAL_NAMES for row in splits.pop(name, [])]
+    if test_data is None and has_splits:
         rows, test = splits["train"], splits["test"]
     else:
         rows = list(chain(*splits.values()))
@@ -46,7 +48,7 @@ def read_splits(
         else:
             test = list(chain(*_parse_splits(test_data).values()))
         rows = _without(rows, test)
-    val = _without(list(chain(*own.values())), [*rows, *test])
+    val = _without(own, [*rows, *test])
     val = val or _draw(rows, val_share, "val", seed)
     return {"train": _without(rows, val), "val": val, "test": test}
 
