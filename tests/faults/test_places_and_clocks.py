@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,15 @@ def test_stopped_clock_does_not_prevent_saving(tmp_path: Path, monkeypatch: pyte
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
         trained(tmp_path, "sft", "it", "save_interval_minutes=1e-9", "save_every=0", "steps=2")
     assert any("last-000001" in path for path in disk.changed)
+
+
+def test_jumping_clock_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = trained(tmp_path, "sft", "whole", "steps=2")
+    now, days = time.time, cycle((86_400, -86_400, 0))
+    with monkeypatch.context() as jumping:
+        jumping.setattr("time.time", lambda: now() + next(days))
+        run = trained(tmp_path, "sft", "it", "steps=2")
+    assert facts(run) == facts(whole)
+    timed = [item for row in run.metrics() for item in row.items() if item[0].startswith("time/")]
+    seconds = [value for name, value in timed if name != "time/timestamp"]
+    assert seconds and all(0 <= value < 60 for value in seconds)
