@@ -132,7 +132,7 @@ def test_rounding_to_bfloat16_keeps_small_changes():
 def test_card_names_base_command_and_results(run: Run, tmp_path: Path):
     export(str(run.folder), tmp_path / "plain")
     card = (tmp_path / "plain" / "README.md").read_text()
-    for text in ("tiny", "`grpo`", run.meta["command"], "test success", "temperature 1 unless"):
+    for text in ("tiny", "`grpo`", run.meta["command"], "test success", "temperature 0.5"):
         assert text in card
 
 
@@ -163,7 +163,7 @@ def test_adapter_on_shared_weights_is_refused(model_folder: Path, tmp_path: Path
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of one step."""
-    return trained(tmp_path_factory.mktemp("runs"), "grpo", "it", *ONE)
+    return trained(tmp_path_factory.mktemp("runs"), "grpo", "it", "eval.temperature=0.5", *ONE)
 
 
 def test_verb_prints_the_folder(run: Run, tmp_path: Path):

@@ -182,6 +182,5 @@ def test_sampled_texts_by_role():
         "refinements": turns,
     }
     assert texts_of("algo=archer") == {"fresh actions": 50 * 24 * 12 + 3 * 256}
-    assert texts_of("algo=stepagent_implicit", "data.demos=expert:2") == {}  # not known before
     assert texts_of("algo=archer_small") == {"fresh actions": 16 * 8 * 12}
     assert texts_of("algo=archer_small", "algo.action=stored") == {} == texts_of("algo=grpo")

@@ -82,8 +82,8 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
         critique, is_good = count_verdict(mine, others)
         shown = ["\n".join(self.forecast(turn, one) for one in rows) for rows in (mine, others)]
         alternatives = fill(prompts.alternatives, others=shown[1]) if others else ""
-        others = shown[1] or "none"
-        read = fill(prompts.evaluate, forecasts=shown[0], alternatives=alternatives, others=others)
+        texts = {"forecasts": shown[0], "others": shown[1] or "none"}
+        read = fill(prompts.evaluate, alternatives=alternatives, **texts)
         yield self._sample(turn, read, critique)
         if is_good or other != turn.action_ids:
             prompt = self.roles.prompt(turn, turn.action_ids, prompts.refine, critique=critique)

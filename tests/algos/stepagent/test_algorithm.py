@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 
+from agentrl_cli.algos.base import Texts
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent import (
     expert_rewards,
@@ -47,6 +48,7 @@ from tests.builders.stepagent import (
 def test_pairs_share_the_state(model_folder: Path):
     algo = implicit()
     shown(algo, model_folder, [SHOWN], troupe(act="Is it a cat?"))
+    assert algo.texts(1, 24) == {"fresh actions": Texts(len(SHOWN.turns), 24)}
     phase = phases(algo)["dpo"]
     assert phase.keep_together == 2 and phase.units(phase.samples[0]) == 0.5
     assert [written(sample) for sample in phase.samples] == [
