@@ -112,7 +112,8 @@ class Algorithm(ABC):
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         """Return how much an update samples besides new episodes, by role, at most. Before
-        `bind` the number of demonstrations is not known. An episode has up to `turns` actions of up to `max_tokens` tokens."""
+        `bind` the number of demonstrations is not known. An episode has up to `turns` actions of
+        up to `max_tokens` tokens."""
         return {}
 
     def extra_prompt_tokens(self) -> int:
