@@ -36,7 +36,7 @@ from bench.results import train
 ROOT = Path(__file__).parents[1]
 RESULT, PARITY = (ROOT / "docs" / "results" / f"{name}.json" for name in ("trl_learning", "parity"))
 DTYPE = "bfloat16" if cpu_has_bfloat16() else "float32"  # of the weights, as model.dtype=auto
-UPDATES, PROBLEMS, GROUP, RATE = 24, 8, 8, 3e-4
+UPDATES, PROBLEMS, GROUP, RATE = 24, 8, 8, 1e-4
 SEEDS = (0, 1, 2)
 RECIPE = ("recipe=arithmetic_smollm2", "env.turn_mode=single", "hardware.threads=1")
 SFT = ("algo=sft", "seed=0")

@@ -156,5 +156,5 @@ def validate_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
         raise UserError(f"{line}; {remedy}", code="old-checkpoint")
     original = run.meta.get("demos")
     if original is not None and fingerprint(cfg.data.demos) != original:
-        line = f"demonstrations '{cfg.data.demos}' have changed"
-        raise UserError(f"{line}; restore the file, or start a new run", code="other-demos")
+        line = f"run '{run.name}' has learned from demonstrations other than '{cfg.data.demos}'"
+        raise UserError(f"{line}; restore that file, or start a new run", code="other-demos")

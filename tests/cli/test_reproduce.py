@@ -169,7 +169,7 @@ def test_paper_presets_run_on_a_small_model(
 
     folder = write_model(tmp_path)
     there = [f"model.path={folder}", "hardware=cpu", "rollout.max_new_tokens=8"]
-    small = ["rollout.max_seq_len=1024", "model.lora.rank=2"]
+    small = ["rollout.max_seq_len=512", "model.lora.rank=2"]
     has_roles = "min_parse_rate" in compose(preset_overrides(name)).algo
     untaught = ["algo.min_parse_rate=0"] if has_roles else []  # random weights write none
     start([*preset_overrides(name), *there, *small, *untaught], dry=True)
