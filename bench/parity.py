@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
@@ -243,7 +243,19 @@ def table(record: dict[str, Any]) -> str:
     return HEADER + "".join(lines)
 
 
+def largest(cases: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Return the largest difference of each rule, such as `grpo_loss` and `archer_actor_gradient`.
+    ETO's two rules are one."""
+    found: dict[str, float] = {}
+    for row in cases:
+        rule = "eto" if row["peer"].startswith("ETO") else row["rule"].lower().replace(", ", "_")
+        for kind in ("loss", "gradient"):
+            found[f"{rule}_{kind}"] = max(found.get(f"{rule}_{kind}", 0.0), row[kind])
+    return found
+
+
 def main() -> None:
+    """Compare all cases, and write the record and the table."""
     torch.set_num_threads(1)
     versions = json.loads((STORED / "versions.json").read_text())
     labels = {
@@ -258,6 +270,7 @@ def main() -> None:
         row = {"rule": case.rule, "peer": peer, **sides, "loss": loss, "gradient": gradient}
         record["cases"].append(row)
     stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # also of trl_learning.py
+    record |= largest(record["cases"])
     RESULT.write_text(json.dumps(stored | record, indent=1) + "\n")
     old = re.escape(HEADER) + r"(\|.*\n)*"
     PAGE.write_text(re.sub(old, lambda found: table(record), PAGE.read_text()))

@@ -1,5 +1,5 @@
 """Measure the speed of agentrl, and compare it with other libraries: writes
-docs/results/performance.json.
+docs/results/performance.json, and SmolLM2's figures to smollm2_cost.json.
 
 Run as `python bench/performance.py --peers FOLDER`. docs/performance.md explains each figure.
 FOLDER has a virtual environment for each other library, which is made if it is missing. Without
@@ -41,7 +41,11 @@ from bench.measures.training import cut_into_turns, default_updates
 from bench.measures.workload import LORA, QUICK, SMOLLM2, Ours, Served, Sizes, Updates, write_model
 from bench.peers.environments import PACKAGES, SIDES, Peer, PeerError, launch, start
 
-RESULT = Path(__file__).parents[1] / "docs" / "results" / "performance.json"
+RESULT, COST = (
+    Path(__file__).parents[1] / "docs" / "results" / f"{name}.json"
+    for name in ("performance", "smollm2_cost")
+)
+SUFFIX = "_smollm2"  # of the figures of that model
 Answer = dict[str, Any]
 Ask = Callable[[], Answer]
 
@@ -255,7 +259,7 @@ def measure(
     stderr."""
     found: dict[str, Any] = {}
     for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
-        own = [name for name in names if name.endswith("_smollm2") == (model == "smollm2")]
+        own = [name for name in names if name.endswith(SUFFIX) == (model == "smollm2")]
         if own:
             bench = Bench(folder / model, QUICK if quick else sizes, peers)
             try:
@@ -305,6 +309,9 @@ def main() -> int:
         return int(bool(lines))
     if not given.quick:
         RESULT.write_text(json.dumps((stored if given.only else {}) | found, indent=1) + "\n")
+        ratios = {k.removesuffix(SUFFIX): v for k, v in found.items() if k.endswith(SUFFIX)}
+        kept = json.loads(COST.read_text()) if COST.exists() else {}
+        COST.write_text(json.dumps(kept | ratios, indent=1) + "\n")
     return 0
 
 

@@ -45,7 +45,7 @@ from agentrl_cli.config.compose import compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.report.compare import gather, markdown
-from agentrl_cli.report.records import LEARNING_TIMES, read_record
+from agentrl_cli.report.records import PHASES, read_record
 from agentrl_cli.rollout.demos import EXPERT_PREFIX
 from agentrl_cli.runs.run import Run
 
@@ -368,6 +368,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "model": "smollm2" if plan.env.endswith("smollm2") else "tiny",
         "init": plan.start.what if plan.start else "base",
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
+        "minutes": round(sum(map(seconds_of, [*updates, *evaluations])) / 60, 1),
         "settings": fingerprint(plan),
     }
     rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
@@ -393,9 +394,9 @@ def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
     }
 
 
-def seconds_of(update: dict[str, Any]) -> float:
-    """Return the seconds of an update, without evaluations."""
-    return sum(update.get(name, 0.0) for name in LEARNING_TIMES)
+def seconds_of(row: dict[str, Any]) -> float:
+    """Return the seconds of an update or an evaluation."""
+    return sum(row.get(f"time/{phase}", 0.0) for phase in PHASES)
 
 
 def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.parity import CASES, PAGE, RESULT, compare, table
+from bench.parity import CASES, PAGE, RESULT, compare, largest, table
 
 TOLERANCE = 1e-5
 
@@ -35,4 +35,5 @@ def test_page_holds_the_record():
     record = json.loads(RESULT.read_text())
     assert table(record) in PAGE.read_text()
     assert len(record["cases"]) == len(CASES)
+    assert record == record | largest(record["cases"])
     assert max(row[key] for row in record["cases"] for key in ("loss", "gradient")) < TOLERANCE
