@@ -45,8 +45,9 @@ class DPO(DPOConfig, Algorithm):
         return with_reference(self.optimizer)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Yield one phase on this step's failures, each paired with a demonstration."""
-        failed = [e for e in episodes if e.turns and not e.error and not e.success]
+        """Yield one phase on this step's failures, each paired with a demonstration. An episode
+        that was cut off has no outcome and is left out."""
+        failed = [e for e in episodes if e.turns and e.stop == "done" and not e.success]
         pairs = [pair for episode in failed if (pair := self._pair(episode))]
         yield preference_phase(self, self.context.models, pairs, {
             "dpo/failures": len(failed) / max(1, len(episodes)),

@@ -46,22 +46,26 @@ def add_forecast_gains(
         line = f"only {valid:.0%} of the forecasts of the initial model name Success or Failure"
         remedy = "change prompts.forecast, or leave algo.frozen_forecast out"
         raise UserError(f"{line}; {remedy}", code="unparsable-role")
-    scores = [success_share(row, forecaster.parser) for row in texts]
+    scores = [success_share(row, forecaster.parser) if row else None for row in texts]
     add_gains(turns, scores)
-    return {"frozen_forecast/valid": valid, "frozen_forecast/success": mean(scores)}
+    known = [score for score in scores if score is not None]
+    return {"frozen_forecast/valid": valid, "frozen_forecast/success": mean(known)}
 
 
-def add_gains(turns: list[TurnRef], scores: list[float]) -> None:
-    """Write the gain of every turn by its score. The turns of an episode are in order."""
+def add_gains(turns: list[TurnRef], scores: list[float | None]) -> None:
+    """Write the gain of every turn by its score. The turns of an episode are in order. A turn
+    without a score has no gain, and the next one counts from the last score."""
     first: dict[tuple[int, ...], list[float]] = defaultdict(list)  # scores by first state
     for turn, score in zip(turns, scores, strict=True):
-        if turn.turn == 0:
+        if turn.turn == 0 and score is not None:
             first[tuple(turn.state_ids)].append(score)
-    before = 0.0
+    before: float | None = None
     for turn, score in zip(turns, scores, strict=True):
-        before = mean(first[tuple(turn.state_ids)]) if turn.turn == 0 else before
-        turn.episode.turns[turn.turn].info["forecast_gain"] = score - before
-        before = score
+        if turn.turn == 0:
+            before = mean(known) if (known := first[tuple(turn.state_ids)]) else score
+        gain = 0.0 if score is None or before is None else score - before
+        turn.episode.turns[turn.turn].info["forecast_gain"] = gain
+        before = before if score is None else score
 
 
 def forecast_tokens(context: Context, settings: FrozenForecastConfig | None) -> int:

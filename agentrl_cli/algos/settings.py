@@ -377,7 +377,7 @@ class NLACAdvancedConfig(Settings):
         int,
         Field(
             ge=1,
-            description="Least number of the critic's steps per update, if targets suffice.",
+            description="Number of the critic's steps per update, about; more if targets are many.",
         ),
     ]
 

@@ -301,10 +301,9 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         yield self._discriminator_phase(expert_seen, own_seen, {})
 
         rewards = self.rewards(own_unseen)
-        gaps = {
-            "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
-            "stepagent/heldout_gap": self._gap(expert_unseen, rewards),
-        }
+        gaps = {"stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen))}
+        if expert_unseen:  # there are at least two demonstrations
+            gaps["stepagent/heldout_gap"] = self._gap(expert_unseen, rewards)
         for phase in self.ppo.update(with_rewards(unseen, rewards), buffer):
             centre_advantages(phase.samples)
             phase.metrics |= gaps | skipped_metrics("ppo", episodes)

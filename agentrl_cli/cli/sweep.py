@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -334,14 +334,17 @@ def kept_run(folder: Path) -> Run | None:
 
 
 def next_verb(folder: Path) -> str | None:
-    """Return `train` or `resume`, or None if the run is done. Other runs are moved to `failed/`."""
+    """Return `train` or `resume`, or None if the run is done. Other runs are moved to `failed/`.
+    Raises UserError if another process trains the run."""
     if not folder.exists():
         return "train"
     if (run := kept_run(folder)) is not None:
         return None if run.is_done else "resume"
     failed = folder.parent / "failed"
     failed.mkdir(exist_ok=True)
-    folder.rename(failed / f"{folder.name}-{len(list(failed.iterdir()))}")
+    places = (failed / f"{folder.name}-{number}" for number in itertools.count())
+    with Run(folder).lock() if (folder / "meta.json").is_file() else nullcontext():
+        folder.rename(next(place for place in places if not place.exists()))
     return "train"
 
 

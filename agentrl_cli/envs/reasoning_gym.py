@@ -97,8 +97,8 @@ class ReasoningGym(Env):
         return dataset, dataset[task.data["index"]]
 
     def _dataset(self, split: str) -> Any:
-        seeds = {"train": 2 * self.split_seed, "test": 2 * self.split_seed + 1}
-        seed = seeds.get(split, derive_seed("reasoning_gym", split, self.split_seed) % 2**31)
+        # far apart, because question i of a seed is question 0 of the seed plus i
+        seed = derive_seed("reasoning_gym", split, self.split_seed) % 2**31
         size = max(self.problems, self.test_problems, self.val_problems)
         return open_dataset(self.name, json.dumps(self.options, sort_keys=True), seed, size)
 

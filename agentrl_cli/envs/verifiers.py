@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import json
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -24,6 +26,7 @@ from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, import_extra, require_split
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REWARD_ERRORS: ContextVar[list[Exception]] = ContextVar("reward errors")  # of this episode
 
 
 @dataclass(kw_only=True)
@@ -137,9 +140,10 @@ class Conversation:
         return self._wait(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
-        """Return the rubric's reward and metrics."""
+        """Return the rubric's reward and metrics. Raises what a reward function raised."""
         self._wait(self.env.cleanup(self.state))
-        self._wait(self.env.rubric.score_rollout(self.state))
+        with raise_reward_errors():
+            self._wait(self.env.rubric.score_rollout(self.state))
         self._wait(self.env.rubric.cleanup(self.state))
         metrics = self.state["metrics"] or {}
         return float(self.state["reward"]), {name: float(v) for name, v in metrics.items()}
@@ -185,7 +189,44 @@ def load(name: str | None, options: str) -> Any:
     if not isinstance(env, package.MultiTurnEnv) or env.tool_defs or env.requires_group_rollouts:
         line = f"'{name}' has tools, scores groups, or plays on its own"
         raise UserError(f"{line}; choose an environment that converses in text", code="not-text")
+    keep_reward_errors(env.rubric)
     return env
+
+
+def keep_reward_errors(rubric: Any) -> None:
+    """Make the reward functions of a rubric, and of those in it, also store their exceptions.
+    Verifiers itself logs them and counts 0."""
+    rubric.funcs = [keeping_errors(function) for function in rubric.funcs]
+    for part in getattr(rubric, "rubrics", ()):
+        keep_reward_errors(part)
+
+
+def keeping_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reward function that also stores its exceptions."""
+
+    @wraps(function)
+    async def reward(*args: Any, **options: Any) -> float:
+        try:
+            found = function(*args, **options)
+            return float(await found if inspect.isawaitable(found) else found)
+        except Exception as error:
+            REWARD_ERRORS.get().append(error)
+            raise
+
+    return reward
+
+
+@contextmanager
+def raise_reward_errors() -> Iterator[None]:
+    """Raise the first exception of a reward function at the end."""
+    errors: list[Exception] = []
+    before = REWARD_ERRORS.set(errors)
+    try:
+        yield
+    finally:
+        REWARD_ERRORS.reset(before)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

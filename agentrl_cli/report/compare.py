@@ -52,9 +52,17 @@ class Group:
         key = f"eval/{self.split}_success"
         return [record.final_metrics[key] for record in self.finished.values()]
 
-    def outcomes(self, *, base: bool = False) -> dict[RunKey, Outcomes]:
-        """Return the outcomes of each finished run by task, after training or before (`base`). If
-        the tasks of one final are unknown, all finals are means. Empty if a base is unknown."""
+    def outcomes(self) -> tuple[dict[RunKey, Outcomes], dict[RunKey, Outcomes]]:
+        """Return the outcomes of each finished run by task, after training and before. If the tasks
+        of one evaluation are unknown, all are means. If a base is unknown, there are none before
+        training."""
+        sides = self._outcomes(base=False), self._outcomes(base=True)
+        if any(ALL_TASKS in run for side in sides for run in side.values()):
+            final, base = map(as_means, sides)
+            return final, base
+        return sides
+
+    def _outcomes(self, *, base: bool) -> dict[RunKey, Outcomes]:
         known: dict[RunKey, Outcomes] = {}
         for key, run in self.finished.items():
             step = 0 if base else run.final_step or 0
@@ -64,10 +72,12 @@ class Group:
                 known[key] = by_task or {ALL_TASKS: [score or 0.0]}
             elif base:
                 return {}
-        if not base and any(ALL_TASKS in run for run in known.values()):
-            means = {key: np.mean(list(chain(*run.values()))) for key, run in known.items()}
-            return {key: {ALL_TASKS: [float(mean)]} for key, mean in means.items()}
         return known
+
+
+def as_means(runs: dict[RunKey, Outcomes]) -> dict[RunKey, Outcomes]:
+    """Return the mean outcome of each run."""
+    return {key: {ALL_TASKS: [fmean(chain(*run.values()))]} for key, run in runs.items()}
 
 
 @dataclass(frozen=True)
@@ -213,8 +223,8 @@ def _halfway(groups: Sequence[Group], split: str) -> float | None:
 
 def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
     runs = list(group.finished.values())
-    final, base = group.outcomes(), group.outcomes(base=True)
-    other = against.outcomes() if against and against is not group else {}
+    final, base = group.outcomes()
+    other = against.outcomes()[0] if against and against is not group else {}
     failed = f"eval/{group.split}_failed"
     return Figures(
         group=group.label,

@@ -90,7 +90,7 @@ def _no_episodes(file: Path, error: Exception) -> UserError:
 
 def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
     turns, task = row["turns"], row["task"]["id"]
-    success = bool(turns and turns[-1]["info"].get("success", False))
+    success = bool(turns and not row["error"] and turns[-1]["info"].get("success", False))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
     if not isinstance(row["id"], str) or not isinstance(task, str):
         raise TypeError("its id or its task is not a text")

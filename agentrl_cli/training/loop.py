@@ -50,8 +50,8 @@ def train(
 ) -> None:
     """Train from `parts.step` to `cfg.steps`, or until `interrupted` is set on any rank.
 
-    If all updates are done but the process died before the end, only the last evaluation and
-    checkpoint are made up for. After an update, its evaluation and its checkpoint, `listener` is
+    The evaluation and checkpoint of a step that was saved before its evaluation ended are made up
+    for. After an update, its evaluation and its checkpoint, `listener` is
     called on rank 0. Raises KeyboardInterrupt after an interrupted run is saved, and StopTraining
     after one that the listener stopped.
     """
@@ -76,10 +76,11 @@ def train(
                 run.log(0, evaluation := timed_evaluation(parts, run, 0))
                 saver.keep_if_best()
                 tell("on_evaluation", evaluation)
-        if parts.step == cfg.steps and ranks.any(not run.is_evaluated(parts.step), "last step"):
+        is_due = parts.step > 0 and due(parts.step, cfg.eval_every, cfg.steps)
+        if is_due and ranks.any(not run.is_evaluated(parts.step), "evaluation"):
             parts.context.step = parts.step - 1  # its value after the update
             run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
-            saver.save()
+            saver.save_if_due()
             saver.keep_if_best()
             tell("on_evaluation", evaluation)
         while parts.step < cfg.steps and not is_interrupted():

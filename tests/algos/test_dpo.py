@@ -52,10 +52,12 @@ def test_failure_is_paired_with_demonstration_of_task(model_folder: Path):
 def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     algo = eto()
     shown(algo, model_folder, [ELSEWHERE])
-    broken = replace(LOST, error="KeyError: 1")
+    broken = replace(LOST, error="KeyError: 1", stop="error")
     phase = phase_of(algo, [WON, LOST, broken])
     assert phase.samples == [] and phase.metrics["dpo/unpaired"] == 1
     assert phase_of(algo, [WON]).metrics == {"dpo/failures": 0, "dpo/unpaired": 0}
+    cut = replace(LOST, stop="context")  # its outcome is not known
+    assert phase_of(algo, [WON, cut]).metrics["dpo/failures"] == 0
     restarted = deepcopy(LOST)
     restarted.turns[1].context_reset = True
     algo.context.demos = [DEMO]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.frozen_forecast import add_gains
 from agentrl_cli.algos.grpo import GRPO
+from agentrl_cli.algos.samples import all_turns
 from agentrl_cli.algos.settings import FrozenForecastConfig, GRPOForecastConfig
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.cli.train import start
@@ -153,3 +155,11 @@ def test_twentyq_trains_with_forecasts(tmp_path: Path, algo: str):
     assert len(updates) == 2
     for row in updates:
         assert row["frozen_forecast/valid"] > 0.9 and 0.2 < row["frozen_forecast/success"] < 0.9
+
+
+def test_turn_without_a_forecast_has_no_gain():
+    won, lost = group()
+    turns = all_turns([won, lost])
+    add_gains(turns, [1.0, None, 0.75, None, 0.25])
+    assert [turn.info["forecast_gain"] for turn in won.turns] == [0.0, 0.0, -0.25]
+    assert [turn.info["forecast_gain"] for turn in lost.turns] == [0.0, -0.75]

@@ -28,6 +28,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl
+from tests.builders.errors import user_error
 from tests.builders.report import write_run
 from tests.builders.runs import SMALL, folders
 from tests.paths import ROOT
@@ -127,7 +128,12 @@ def test_done_interrupted_and_failed_runs(tmp_path: Path):
     assert next_verb(tmp_path / "r-stopped") == next_verb(tmp_path / "r-running") == "resume"
     assert next_verb(tmp_path / "r-failed") == next_verb(young) == "train"
     kept = sorted(folder.name for folder in (tmp_path / "failed").iterdir())
-    assert kept == ["r-failed-0", "r-young-1"]
+    assert kept == ["r-failed-0", "r-young-0"]
+    again = write_run(tmp_path / "r-young", status="running")
+    with Run(again).lock(), user_error("run-locked", "r-young"):
+        next_verb(again)
+    assert again.exists() and next_verb(again) == "train"
+    assert (tmp_path / "failed" / "r-young-1").exists()
 
 
 def finished(folder: Path, *overrides: str) -> Run:

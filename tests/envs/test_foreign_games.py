@@ -102,6 +102,14 @@ def test_a_task_of_verifiers_own_is_played_and_scored():
 
 
 @pytest.mark.extras
+def test_error_of_a_reward_function_fails_the_episode():
+    env = world("verifiers", "env.options={judge: true}")
+    env.reset(env.tasks("train")[0], 0)
+    with pytest.raises(ConnectionError, match="the judge is down"):
+        env.step("1")
+
+
+@pytest.mark.extras
 def test_rows_to_evaluate_on_are_the_test_split_and_ctrl_c_stays_as_it_was():
     before = signal.getsignal(signal.SIGINT)
     env = world("verifiers", "env.options={evaluated: true}")

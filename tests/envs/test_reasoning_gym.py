@@ -79,3 +79,10 @@ def test_an_unknown_task_or_option_is_the_users_mistake(reasoning_gym: None):
         with pytest.raises(UserError) as error:
             gym(wrong).tasks("train")
         assert error.value.code == "unknown-task"
+
+
+@pytest.mark.extras
+def test_default_splits_have_their_questions(reasoning_gym: None):
+    env = build(check(compose(["env=reasoning_gym", "env.name=chain_sum"])).env)
+    splits = {split: {t.data["question"] for t in env.tasks(split)} for split in ("train", "test")}
+    assert len(splits["test"]) > 190 and not splits["train"] & splits["test"]

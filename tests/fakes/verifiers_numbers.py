@@ -27,12 +27,16 @@ async def found(state: Any) -> float:
     return float(state.get("found", False))
 
 
+async def judged(state: Any) -> float:
+    raise ConnectionError("the judge is down")
+
+
 def rows(numbers: range) -> Dataset:
     return Dataset.from_list([{"question": "From 1 to 8?", "answer": str(n)} for n in numbers])
 
 
 def load_environment(
-    gym: str | None = None, evaluated: bool = False, tool: bool = False
+    gym: str | None = None, evaluated: bool = False, tool: bool = False, judge: bool = False
 ) -> vf.Environment:
     if gym:
         return vf.ReasoningGymEnv(gym=gym, num_train_examples=6, num_eval_examples=3, seed=1)
@@ -42,6 +46,6 @@ def load_environment(
         dataset=rows(range(1, 9)),
         eval_dataset=rows(range(9, 12)) if evaluated else None,
         system_prompt="Find it.",
-        rubric=vf.Rubric(funcs=[found]),
+        rubric=vf.RubricGroup([vf.Rubric(funcs=[found, *([judged] if judge else [])])]),
         max_turns=5,  # the last one is not answered
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -229,6 +230,15 @@ def test_unfinished_runs_are_noted_and_not_in_the_results(two: Path):
     assert ["'young'" in found.notes[0], "'dead'" in found.notes[1]] == [True, True]
     assert report_of(write_run(two / "alone" / "young", status="running").parent).sections
     assert render(report_of(two / "alone"))
+
+
+def test_run_without_first_episodes_has_its_weight_in_the_base(two: Path):
+    (two / "nlac-0" / "episodes" / "eval-000000.jsonl").unlink()
+    (row,) = [row for row in report_of(two).sections[0].rows if row.group == "nlac"]
+    bases = [json.loads(next((two / name / "metrics.jsonl").open()))["eval/test_success"]
+             for name in ("nlac-0", "nlac-1")]  # fmt: skip
+    assert row.base is not None and row.base.mean == pytest.approx(fmean(bases))
+    assert row.gain is not None and row.gain.mean == pytest.approx(row.final.mean - fmean(bases))
 
 
 def test_runs_without_episodes_are_compared_by_means(two: Path):

@@ -50,6 +50,14 @@ def test_an_episode_is_read_alone(file: Path):
     assert episode_files.read(file, second).id == "b-0"
 
 
+def test_failed_episode_is_not_won(tmp_path: Path):
+    broken = episode("a-0", won=True)
+    broken.error = "OSError: cannot close"
+    episode_files.write(tmp_path / "eval-000001.jsonl", [broken])
+    (entry,) = episode_files.search(tmp_path / "eval-000001.jsonl")
+    assert not entry.success and not broken.success
+
+
 def test_search_skips_other_and_cut_lines(file: Path):
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]

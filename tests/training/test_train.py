@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
+from agentrl_cli.training import loop
 from agentrl_cli.training.build import (
+    Parts,
     available_cores,
     build_parts,
     busy_machine,
@@ -270,6 +273,31 @@ def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest
     rows = [row for row in run.metrics() if "reward/mean" in row]
     assert len(rows) == 4
     assert {row[f"episodes/failed_{kind}"] for row in rows for kind in FAILURE_KINDS} == {0.0}
+
+
+def test_evaluation_that_stopped_a_run_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    evaluate = loop.evaluate
+
+    def evaluated(parts: Parts, *args: Any) -> dict[str, float]:
+        if parts.step == 2:
+            raise RunAborted("the server is gone", code="endpoint-lost")
+        return evaluate(parts, *args)
+
+    planned = ["eval_every=2", "save_every=2"]
+    with monkeypatch.context() as broken, pytest.raises(RunAborted):
+        broken.setattr(loop, "evaluate", evaluated)
+        trained(tmp_path, "grpo", "it", *planned)
+    run = Run(tmp_path / "it")
+    assert not run.is_evaluated(2)
+    resume(str(run.folder))
+    again = trained(tmp_path, "grpo", "whole", *planned)
+    rows, whole = (
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in one.metrics()]
+        for one in (run, again)
+    )
+    assert rows == whole and (run.folder / "checkpoints" / "step-000002").exists()
 
 
 def test_failed_episodes_are_counted_by_kind():

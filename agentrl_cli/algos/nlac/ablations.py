@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.diagnostics import drift, start_at
 from agentrl_cli.algos.nlac.improve import TrainingTarget
@@ -18,6 +18,7 @@ from agentrl_cli.algos.samples import TurnRef, last_turn
 from agentrl_cli.algos.settings import NLACSelfDistillationConfig, NLRLConfig
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
+from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
@@ -68,6 +69,14 @@ class NLACSelfDistillation(NLACSelfDistillationConfig, NLAC):
 
     def models(self) -> dict[str, ModelSpec]:
         return {k: spec for k, spec in super().models().items() if k in ("policy", "reference")}
+
+    def generator(self, act: str) -> Generator:
+        """Raise UserError unless the policy plays: one cannot refine by rollouts in an episode."""
+        return Algorithm.generator(self, act)
+
+    def action_values(self, turns: list[TurnRef]) -> list[float]:
+        """Raise UserError, because there is no critic."""
+        return Algorithm.action_values(self, turns)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         self.require_parsable_roles(buffer)

@@ -299,7 +299,8 @@ class NLAC(NLACConfig, Algorithm):
         actions = [action for group in groups for action in group.drawn]
         share = sum(len(a.forecasts) for a in actions) / max(1, self.num_forecasts * len(actions))
         is_low = share == 0 or share < self.min_parse_rate
-        if is_low and self.ablation.uses_critic and not self.is_warned:
+        is_expected = not (self.ablation.uses_critic and self.ablation.needs_verdicts)
+        if is_low and not is_expected and not self.is_warned:
             self.is_warned = True
             line = f"warning: only {share:.2f} of the forecasts of {len(groups)} turns name"
             remedy = "change algo.prompts, or start from a model that was trained on such texts"
@@ -386,7 +387,10 @@ class NLAC(NLACConfig, Algorithm):
         return self.critic_monitor.measure(episodes)
 
     def action_values(self, turns: list[TurnRef]) -> list[float]:
-        """Return the share of `diagnostics.num_forecasts` forecasts that predict success."""
+        """Return the share of `diagnostics.num_forecasts` forecasts that predict success. Raises
+        UserError if the ablation uses no critic."""
+        if not self.ablation.uses_critic:
+            return super().action_values(turns)
         self.roles.begin_stream("values", self.context.step)
         actions = [turn.action_ids for turn in turns]
         rows = self.roles.forecast(turns, actions, self.diagnostics.num_forecasts)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -67,11 +68,6 @@ class Candidates:
     def draws(self) -> int:
         """The number of draws, equal ones included."""
         return sum(action.draws for action in self.actions)
-
-    @property
-    def state_value(self) -> float:
-        """V(s), the mean value of the draws."""
-        return sum(action.draws * action.value for action in self.drawn) / self.draws
 
     def find(self, action_ids: Ids) -> Candidate | None:
         """Return the candidate with these token ids."""
@@ -287,7 +283,7 @@ class ActionSelector:
     def targets(self, group: Candidates) -> list[TrainingTarget]:
         """Return the training targets of one state."""
         if self.settings.policy_target == "advantage_weighted":
-            return _advantage_weighted(group)
+            return _advantage_weighted(group, self.roles.is_complete)
         chosen = self.select(group)
         if chosen is None or not self.roles.is_complete(chosen.action_ids):
             return []
@@ -352,9 +348,21 @@ def _best_critique(actions: list[Candidate], gate: bool) -> Candidate | None:
     return max(optimal or ([] if gate else judged), key=lambda a: a.value, default=None)
 
 
-def _advantage_weighted(group: Candidates) -> list[TrainingTarget]:
-    """Return every draw with its number of draws times V(a) - V(s), and a refined action only if
-    that is positive."""
-    weights = [(a, (a.draws or 1) * (a.value - group.state_value)) for a in group.actions]
-    kept = [(a, weight) for a, weight in weights if weight and (a.draws or weight > 0)]
+def _advantage_weighted(
+    group: Candidates, is_complete: Callable[[Ids], bool]
+) -> list[TrainingTarget]:
+    """Return every draw with its number of draws times V(a) - V(s), and a complete refined action
+    only if that is positive. V(s) is the mean value of the draws. Actions without forecasts have no
+    value and are left out."""
+    rated = [action for action in group.actions if action.forecasts]
+    draws = sum(action.draws for action in rated)
+    if not draws:
+        return []
+    state_value = sum(action.draws * action.value for action in rated) / draws
+    weights = [(a, (a.draws or 1) * (a.value - state_value)) for a in rated]
+    kept = [
+        (a, weight)
+        for a, weight in weights
+        if weight and (a.draws or (weight > 0 and is_complete(a.action_ids)))
+    ]
     return [TrainingTarget(group.turn, a.action_ids, weight) for a, weight in kept]

@@ -46,7 +46,11 @@ IS_BEST = re.compile(rf"\b(?:is|was)\s+(?:indeed\s+|clearly\s+|already\s+|an?\s+
 IS_NOT_BEST = re.compile(
     rf"\b(?:not|never|n't|isn't|wasn't)\s+(?:\w+ly\s+|quite\s+|an?\s+)*{BEST}|\bsub-?optimal\b"
 )
-NEGATION = re.compile(r"\b(?:not|never|unlikely)\b|n't\b")
+NEGATION = re.compile(r"\b(?:not|cannot|never|unlikely|fail(?:s|ed)?\s+to)\b|n't\b")
+NEXT_CLAUSE = re.compile(  # what a negation before it denies is another clause
+    r"[,;:\u2013\u2014]|\b(?:and|so|because|since|as|while|then|thus|therefore|hence|which|that|"
+    r"resulting)\b"
+)
 # a sentence with one outcome and one of these words may mean the other outcome, or neither
 HEDGE = re.compile(
     r"\b(?:if|unless|whether|or|either|both|may|might|could|can|would|should|depends?|perhaps|maybe|"
@@ -120,15 +124,18 @@ def plain(text: str) -> str:
 
 
 def _named_outcome(sentence: str) -> bool | None:
-    """Return the only outcome that a sentence names, inverted by a `not` before it. Return None if
-    it names none or both, or hedges."""
+    """Return the only outcome that a sentence names, inverted by a `not` before it in its clause.
+    Return None if it names none or both, hedges, or says `not` elsewhere."""
     found, linked = set(NAMED_OUTCOME.findall(sentence)), LINKED_OUTCOME.search(sentence)
     if linked is None or len(found) != 1 or HEDGE.search(sentence):
         return None
-    negations = NEGATION.findall(sentence)
-    if len(negations) > 1 or NEGATION.search(sentence, linked.end()):
+    negations = list(NEGATION.finditer(sentence))
+    if not negations:
+        return linked[1] == "success"
+    between = sentence[negations[0].end() : linked.start(1)]
+    if len(negations) > 1 or negations[0].start() > linked.start() or NEXT_CLAUSE.search(between):
         return None
-    return (linked[1] == "success") != bool(negations)
+    return linked[1] != "success"
 
 
 def _judged(clause: str, opened: re.Match[str] | None) -> set[bool]:

@@ -87,7 +87,9 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
         yield self._sample(turn, read, critique)
         if is_good or other != turn.action_ids:
             prompt = self.roles.prompt(turn, turn.action_ids, prompts.refine, critique=critique)
-            yield completion_sample(prompt, turn.action_ids if is_good else other)
+            action = turn.action_ids if is_good else other
+            if self.roles.is_complete(action):
+                yield completion_sample(prompt, action)
 
     def forecast(self, turn: TurnRef, outcome: str) -> str:
         """Return the next response that is not empty and an outcome in the form of a forecast."""

@@ -47,7 +47,7 @@ def read_splits(
             test = _draw(rows, test_share, "row", seed)
         else:
             test = list(chain(*_parse_splits(test_data).values()))
-        rows = _without(rows, test)
+    rows = _without(rows, test)
     val = _without(own, [*rows, *test])
     val = val or _draw(rows, val_share, "val", seed)
     return {"train": _without(rows, val), "val": val, "test": test}

@@ -83,10 +83,11 @@ def read_user_data(
         row.setdefault("split", "test" if is_test else "val" if is_val else "train")
     test_rows = [row | {"split": "test"} for row in chain(*others)]
     not_val = {row["question"] for row in rows if row["split"] != "val"}
-    tested = {row["question"] for row in test_rows}
+    tested = {row["question"] for row in [*test_rows, *rows] if row["split"] == "test"}
     questions: dict[str, list[Row]] = {split: [] for split in SPLITS}
     articles: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    for row in [row for row in rows if row["question"] not in tested] + test_rows:
+    own = [row for row in rows if row["split"] == "test" or row["question"] not in tested]
+    for row in own + test_rows:
         split = row.pop("split")
         if split != "val" or row["question"] not in not_val:
             (articles if row["kind"] == "article" else questions)[split].append(row)

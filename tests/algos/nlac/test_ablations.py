@@ -18,6 +18,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart
+from tests.builders.errors import user_error
 from tests.builders.nlac import (
     CHAT,
     LOST,
@@ -277,6 +278,10 @@ def test_self_distillation_refines_by_rollouts(models: ModelSet):
     assert set(map(written, phases["policy"].samples)) == {"Is it an owl?"}
     assert phases["policy"].metrics["nlac/distilled_share"] == 1
     assert phases["policy"].metrics["rollouts/episodes"] == 5 * 4
+    with user_error("no-critic"):
+        algo.action_values(places(WON))
+    with user_error("unknown-act", "refined"):
+        algo.generator("refined")
 
 
 UNENDED = [{"stop": "error", "error": "KeyError"}, {"stop": "context"}, {"stop": "truncated"}]

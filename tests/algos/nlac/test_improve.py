@@ -139,6 +139,17 @@ def test_advantage_weights_are_value_differences(models: ModelSet):
     assert learnt(algo, candidate("a", 3, 0.5), candidate("b", 1, 0.5)) == {}
 
 
+def test_action_without_value_or_end_gets_no_advantage_weight(models: ModelSet):
+    algo = choosing(models, "advantage_weighted")
+    unrated, cut = candidate("c", 4, 0.5), candidate("d", 0, 1.0)
+    unrated.forecasts = []
+    cut.action_ids.pop()
+    assert learnt(algo, candidate("a", 1, 0.2), candidate("b", 1, 0.6), unrated, cut) == {
+        "a": pytest.approx(-0.2), "b": pytest.approx(0.2),
+    }  # fmt: skip
+    assert learnt(algo, unrated) == {}
+
+
 def test_best_action_has_largest_weight(models: ModelSet):
     algo = choosing(models, "advantage_weighted")
     rows = [candidate("a", 3, 0.2), candidate("b", 1, 0.6), candidate("c", 0, 0.4)]

@@ -71,6 +71,25 @@ def test_retracted_verdict_is_none(text: str, found: bool | None):
     assert lenient_verdict(text) is found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The answer is not right, so the game ends in failure.", None),
+        ("The user did not confirm, resulting in failure.", None),
+        ("The answer was not correct: failure", None),
+        ("The customer does not object, and the conversation ends with success.", None),
+        ("The agent does not learn anything and the game ends in failure.", None),
+        ("The game ends in failure, which is not surprising.", None),
+        ("The game cannot end in success.", False),
+        ("The agent fails to finish in success.", False),
+        ("It will not end in failure.", True),
+        ("It is not a success.", False),
+    ],
+)
+def test_negation_denies_only_its_own_clause(text: str, found: bool | None):
+    assert lenient_outcome(text) is found
+
+
 def test_lenient_parser_accepts_strict_form():
     for text, found in (
         ("Yes. It is alive. Success.", True),

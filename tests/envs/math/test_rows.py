@@ -156,6 +156,14 @@ def test_unreadable_data_is_refused(tmp_path: Path):
         assert error.value.code == "unreadable-data"
 
 
+def test_train_rows_leave_out_the_test_problems(monkeypatch: pytest.MonkeyPatch):
+    lines = list(enumerate((row(i) for i in range(8)), start=1))
+    parts = {"train": lines, "test": lines[6:]}
+    monkeypatch.setattr(rows, "_numbered_rows", lambda data: parts)
+    found = read("owner/name")
+    assert [len(found[split]) for split in ("train", "test")] == [6, 2]
+
+
 def test_rows_of_several_splits_have_different_ids(monkeypatch: pytest.MonkeyPatch):
     lines = list(enumerate((row(i) for i in range(8)), start=1))
     parts = {"algebra": lines[:4], "geometry": [(n - 4, one) for n, one in lines[4:]]}

@@ -130,6 +130,14 @@ def test_rows_have_evidence_and_split(tmp_path: Path):
     assert all_won(articles)
 
 
+def test_question_of_the_test_split_is_not_trained_on(tmp_path: Path):
+    rows = [
+        {**WHY, "evidence": [["guide", 1]], "split": split} for split in ("train", "test", "val")
+    ]
+    env = own(write_folder(tmp_path, rows=rows))
+    assert [len(env.tasks(split)) for split in ("train", "val", "test")] == [0, 0, 1]
+
+
 def test_seed_draws_the_test_share(tmp_path: Path):
     rows = [{**WHY, "question": f"Number {i}?", "evidence": [["guide", 1]]} for i in range(60)]
     write_folder(tmp_path, rows=rows)
