@@ -27,7 +27,7 @@ from scipy.stats import ttest_ind
 
 from agentrl_cli.api import load_policy
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.envs.math.answers import boxed
+from agentrl_cli.envs.math.answers import boxed, is_unevaluated
 from agentrl_cli.envs.math.grader import grade
 from agentrl_cli.models.load import cpu_has_bfloat16
 from bench.peers.environments import SIDES, environment, one_thread
@@ -124,7 +124,8 @@ def theirs(folder: Path, model: Path, seed: int, python: Path) -> Side:
 def reward(text: str, answer: str) -> float:
     """Return the reward of a reply in our environment."""
     box = boxed(text)
-    return float(box is not None and grade(box, answer).correct)
+    is_right = box is not None and grade(box, answer).correct and not is_unevaluated(box, answer)
+    return float(is_right)
 
 
 def gap(sides: dict[str, dict[str, Side]]) -> dict[str, float]:

@@ -38,6 +38,10 @@ REWRITES = [(re.compile(pattern), to) for pattern, to in NOTATIONS["rewrites"]]
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
 NAMED_VALUE = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
+ONE_FRACTION = re.compile(r"\\frac\{-?\d+\}\{-?\d+\}|\d+\s*/\s*\d+")
+CALCULATION = re.compile(
+    r"[+*/^!]|[\d)}]\s*-|[\d)]\s*\(|\\(?:cdot|times|div|frac|sqrt|binom)(?![A-Za-z])"
+)
 CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
 LETTER = r"\\(?:pi|theta|alpha|beta|phi)(?![A-Za-z])|\w"
 FRACTION_ARGUMENTS = re.compile(
@@ -105,6 +109,15 @@ def last_formula(text: str) -> str:
     formulas = [next(filter(None, found)) for found in FORMULA.findall(text)]
     found = formulas or LAST_NUMBER.findall(text)
     return found[-1].strip() if found else ""
+
+
+def is_unevaluated(answer: str, gold: str) -> bool:
+    """Return whether an answer leaves a calculation to the grader that the right answer, a number
+    or a fraction, does not have. Then `8*8` would answer what 8*8 is."""
+    text = normalise(answer).rpartition("=")[2].lstrip("+- ")
+    if "frac" in gold:
+        text = ONE_FRACTION.sub("", text, count=1)
+    return CALCULATION.search(text) is not None
 
 
 def normalise(text: str, *, keep_name: bool = False) -> str:

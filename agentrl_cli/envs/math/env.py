@@ -26,7 +26,7 @@ from agentrl_cli.envs.base import (
     full_instructions,
     require_split,
 )
-from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
+from agentrl_cli.envs.math.answers import boxed, is_unevaluated, last_formula, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
@@ -144,6 +144,8 @@ class MathEnv(Env):
             answer = box
             unboxed = Grade(False, "unboxed")
             result = unboxed if box is None else grade(box, gold, tolerance=self.tolerance)
+        if result.correct and self.data is None and is_unevaluated(box or "", gold):
+            result = Grade(False, "unevaluated")
         info = {
             "unboxed": box is None,
             "grade": result.reason,

@@ -51,9 +51,9 @@ WORKER = Path(__file__).with_name("worker.py")
 @dataclass(frozen=True)
 class Grade:
     """A verdict and its reason, truthy if correct. Correct answers are `exact`, `number` or
-    `verified`. Wrong ones are `unboxed`, `empty`, `long`, `label`, `number` or `refused`; answers
-    that could not be graded, which count as wrong, are `timeout`, `crash` or `unread`. `scored` is
-    the verdict of Reasoning Gym."""
+    `verified`. Wrong ones are `unboxed`, `empty`, `long`, `label`, `number`, `unevaluated` or
+    `refused`; answers that could not be graded, which count as wrong, are `timeout`, `crash` or
+    `unread`. `scored` is the verdict of Reasoning Gym."""
 
     correct: bool
     reason: str

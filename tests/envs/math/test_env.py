@@ -199,3 +199,18 @@ def test_a_majority_needs_a_box():
     task = Task("a", "test", {"level": 1, "subject": "x"})
     assert math_env().summarise(played(task, ["", "", "3"], "3"))["majority_at_3"] == 1.0
     assert math_env().summarise(played(task, ["", ""], "3"))["majority_at_2"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answers", "calculations"),
+    [
+        ("64", ["64", "64.0", "+64", "8*8=64", "64 apples"],
+         [r"8\cdot8", "8*8", "8^2", r"\frac{128}{2}", "128/2", "60+4", "70-6", "8(8)"]),
+        (r"\frac{3}{4}", [r"\frac{3}{4}", "3/4", "0.75"], [r"\frac{1}{2}+\frac{1}{4}", "1-1/4"]),
+    ],
+)  # fmt: skip
+def test_calculation_is_no_answer(gold: str, answers: list[str], calculations: list[str]):
+    def right(answer: str) -> bool:
+        return opened("turn_mode=single", gold=gold).step(rf"\boxed{{{answer}}}").info["success"]
+
+    assert all(map(right, answers)) and not any(map(right, calculations))
