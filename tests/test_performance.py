@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -112,6 +113,19 @@ def test_gap_is_of_the_last_quarter():
     mean, low, high = gap({"agentrl": own, "trl": trl}).values()
     assert mean == pytest.approx(0.1) and low == pytest.approx(0.1 - 0.2267, abs=1e-4)
     assert low + high == pytest.approx(0.2)  # 2.776 (4 degrees of freedom) x 0.1 x sqrt(2 / 3)
+
+
+def test_page_has_the_stored_gap():
+    sides = json.loads((ROOT / "docs" / "results" / "trl_learning.json").read_text())
+    stored = json.loads((ROOT / "docs" / "results" / "parity.json").read_text())
+    found = gap(sides)
+    assert stored == stored | found
+    trl, own = (fmean(r for run in sides[side].values() for r in run["rewards"][-6:])
+                for side in ("trl", "agentrl"))  # fmt: skip
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    assert f"the mean reward is {trl:.2f} in TRL and {own:.2f} here" in page
+    middle, low, high = (f"{number:.2f}".replace("-", "−") for number in found.values())
+    assert f"is {middle}, with a 95 % interval of [{low}, {high}]" in page
 
 
 def test_worse_figures_are_listed():

@@ -1,7 +1,7 @@
 """Draw the figures in docs/images/ from the records in docs/results (`make pictures`).
 
 `gains` shows the gain in test success of each method, `curves_ENV` success against episodes and
-seconds.
+seconds, `trl_learning` the mean reward of GRPO in TRL and here.
 """
 
 from __future__ import annotations
@@ -53,14 +53,27 @@ def panel(rows: Sequence[Row], axis: str) -> Panel:
 
 
 def figures() -> dict[str, str]:
-    """Return the figures as SVG by name: gains, and the curves of each environment."""
+    """Return the figures as SVG by name: gains, TRL, and the curves of each environment."""
     curves = {
         f"curves_{env}": [panel(load(f"{env}_curves"), axis) for axis in ("episodes", "seconds")]
         for env in ENVIRONMENTS
     }
     drawn = {name: svg(draw, panels, 2, (3.6, 2.6)) for name, panels in curves.items()}
     learning = {name: load(env) for env, name in ENVIRONMENTS.items()}
+    drawn["trl_learning"] = svg(draw, [same_task()], 1, (6.0, 2.6))
     return drawn | {"gains": svg(draw_gains, learning)}
+
+
+def same_task() -> Panel:
+    """Return the mean reward of every seed against the update, learned with TRL and here."""
+    curves = {
+        {"trl": "TRL", "agentrl": "agentrl"}[side]: [
+            Line(np.arange(1, len(run["rewards"]) + 1), np.array(run["rewards"]))
+            for run in runs.values()
+        ]
+        for side, runs in load("trl_learning").items()
+    }
+    return Panel("", curves, "update", "mean reward of 64 episodes")
 
 
 def draw_gains(environments: dict[str, list[Row]]) -> Figure:

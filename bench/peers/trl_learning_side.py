@@ -75,6 +75,7 @@ def main() -> None:
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=checkpoint)
     versions = {name: version(name) for name in ("trl", "transformers", "torch")}
+    updates = updates[: work["updates"]]  # a finished run that is repeated plays once more
     rewards = [fmean(reply["reward"] for reply in update) for update in updates]
     replies = [reply for update in updates for reply in update]
     found = {"rewards": rewards, "replies": replies, "versions": versions}
