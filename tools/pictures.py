@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.core.statistics import student
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
+from agentrl_cli.report.seeds import moving_average
 from bench.results import PLAYERS
 from tools.results_page import ENVIRONMENTS, Row, configurations, gains, load
 
@@ -65,15 +66,21 @@ def figures() -> dict[str, str]:
 
 
 def same_task() -> Panel:
-    """Return the mean reward of every seed against the update, learned with TRL and here."""
+    """Return the mean reward of each update and the three before it against the update, for every
+    seed, learned with TRL and here."""
     curves = {
         {"trl": "TRL", "agentrl": "agentrl"}[side]: [
-            Line(np.arange(1, len(run["rewards"]) + 1), np.array(run["rewards"]))
+            Line(np.arange(4, len(run["rewards"]) + 1), np.array(averages(run["rewards"])))
             for run in runs.values()
         ]
         for side, runs in load("trl_learning").items()
     }
-    return Panel("", curves, "update", "mean reward of 64 episodes")
+    return Panel("", curves, "update", "mean reward of 4 updates")
+
+
+def averages(rewards: Sequence[float]) -> list[float]:
+    """Return the mean of every four rewards in a row."""
+    return moving_average(rewards, 4)[3:]
 
 
 def draw_gains(environments: dict[str, list[Row]]) -> Figure:
