@@ -310,8 +310,9 @@ def main() -> int:
     if not given.quick:
         RESULT.write_text(json.dumps((stored if given.only else {}) | found, indent=1) + "\n")
         ratios = {k.removesuffix(SUFFIX): v for k, v in found.items() if k.endswith(SUFFIX)}
-        kept = json.loads(COST.read_text()) if COST.exists() else {}
-        COST.write_text(json.dumps(kept | ratios, indent=1) + "\n")
+        if ratios:
+            kept = json.loads(COST.read_text()) if COST.exists() else {}
+            COST.write_text(json.dumps(kept | ratios, indent=1) + "\n")
     return 0
 
 

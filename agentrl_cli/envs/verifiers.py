@@ -26,6 +26,7 @@ from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, import_extra, require_split
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPLY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
 REWARD_ERRORS: ContextVar[list[Exception]] = ContextVar("reward errors")  # of this episode
 
 
@@ -140,11 +141,14 @@ class Conversation:
         return self._wait(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
-        """Return the rubric's reward and metrics. Raises what a reward function raised."""
+        """Return the rubric's reward and metrics. Raises what a reward function raised, except for
+        REPLY_ERRORS."""
         self._wait(self.env.cleanup(self.state))
-        with raise_reward_errors():
-            self._wait(self.env.rubric.score_rollout(self.state))
-        self._wait(self.env.rubric.cleanup(self.state))
+        try:
+            with raise_reward_errors():
+                self._wait(self.env.rubric.score_rollout(self.state))
+        finally:
+            self._wait(self.env.rubric.cleanup(self.state))
         metrics = self.state["metrics"] or {}
         return float(self.state["reward"]), {name: float(v) for name, v in metrics.items()}
 
@@ -194,21 +198,24 @@ def load(name: str | None, options: str) -> Any:
 
 
 def keep_reward_errors(rubric: Any) -> None:
-    """Make the reward functions of a rubric, and of those in it, also store their exceptions.
-    Verifiers itself logs them and counts 0."""
+    """Make the reward functions of a rubric, and of those in it, also store exceptions of the
+    outside, such as an unreachable judge. Verifiers counts 0 for every exception, which is right
+    only for those that a reply causes (REPLY_ERRORS)."""
     rubric.funcs = [keeping_errors(function) for function in rubric.funcs]
     for part in getattr(rubric, "rubrics", ()):
         keep_reward_errors(part)
 
 
 def keeping_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a reward function that also stores its exceptions."""
+    """Return a reward function that also stores exceptions of the outside."""
 
     @wraps(function)
     async def reward(*args: Any, **options: Any) -> float:
         try:
             found = function(*args, **options)
             return float(await found if inspect.isawaitable(found) else found)
+        except REPLY_ERRORS:
+            raise
         except Exception as error:
             REWARD_ERRORS.get().append(error)
             raise

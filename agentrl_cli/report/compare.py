@@ -52,17 +52,9 @@ class Group:
         key = f"eval/{self.split}_success"
         return [record.final_metrics[key] for record in self.finished.values()]
 
-    def outcomes(self) -> tuple[dict[RunKey, Outcomes], dict[RunKey, Outcomes]]:
-        """Return the outcomes of each finished run by task, after training and before. If the tasks
-        of one evaluation are unknown, all are means. If a base is unknown, there are none before
-        training."""
-        sides = self._outcomes(base=False), self._outcomes(base=True)
-        if any(ALL_TASKS in run for side in sides for run in side.values()):
-            final, base = map(as_means, sides)
-            return final, base
-        return sides
-
-    def _outcomes(self, *, base: bool) -> dict[RunKey, Outcomes]:
+    def outcomes(self, *, base: bool = False) -> dict[RunKey, Outcomes]:
+        """Return the outcomes of each finished run by task, after training or before (`base`). If
+        the tasks of one run are unknown, all are means. Empty if a base is unknown."""
         known: dict[RunKey, Outcomes] = {}
         for key, run in self.finished.items():
             step = 0 if base else run.final_step or 0
@@ -72,12 +64,17 @@ class Group:
                 known[key] = by_task or {ALL_TASKS: [score or 0.0]}
             elif base:
                 return {}
-        return known
+        return alike(known)[0]
 
 
-def as_means(runs: dict[RunKey, Outcomes]) -> dict[RunKey, Outcomes]:
-    """Return the mean outcome of each run."""
-    return {key: {ALL_TASKS: [fmean(chain(*run.values()))]} for key, run in runs.items()}
+def alike(*sides: dict[RunKey, Outcomes]) -> list[dict[RunKey, Outcomes]]:
+    """Return the outcomes of runs, each with its mean alone if the tasks of one are unknown."""
+    if all(ALL_TASKS not in run for side in sides for run in side.values()):
+        return list(sides)
+    return [
+        {key: {ALL_TASKS: [fmean(chain(*run.values()))]} for key, run in side.items()}
+        for side in sides
+    ]
 
 
 @dataclass(frozen=True)
@@ -223,8 +220,8 @@ def _halfway(groups: Sequence[Group], split: str) -> float | None:
 
 def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
     runs = list(group.finished.values())
-    final, base = group.outcomes()
-    other = against.outcomes()[0] if against and against is not group else {}
+    final, base = group.outcomes(), group.outcomes(base=True)
+    other = against.outcomes() if against and against is not group else {}
     failed = f"eval/{group.split}_failed"
     return Figures(
         group=group.label,
@@ -238,8 +235,8 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
         ],
         base=seeds.mean_success(list(base.values())) if base else None,
         final=seeds.mean_success(list(final.values())),
-        gain=seeds.paired_difference(final, base),
-        difference=seeds.paired_difference(final, other),
+        gain=seeds.paired_difference(*alike(final, base)),
+        difference=seeds.paired_difference(*alike(final, other)),
         efficiency=efficiency(runs, threshold) if threshold is not None else None,
         cost=mean_cost(runs),
         failed=fmean(run.final_metrics.get(failed, 0.0) for run in runs),

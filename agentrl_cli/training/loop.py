@@ -77,6 +77,7 @@ def train(
                 saver.keep_if_best()
                 tell("on_evaluation", evaluation)
         is_due = parts.step > 0 and due(parts.step, cfg.eval_every, cfg.steps)
+        is_due = is_due and (parts.step == cfg.steps or not is_interrupted())
         if is_due and ranks.any(not run.is_evaluated(parts.step), "evaluation"):
             parts.context.step = parts.step - 1  # its value after the update
             run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))

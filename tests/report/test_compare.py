@@ -234,7 +234,8 @@ def test_unfinished_runs_are_noted_and_not_in_the_results(two: Path):
 
 def test_run_without_first_episodes_has_its_weight_in_the_base(two: Path):
     (two / "nlac-0" / "episodes" / "eval-000000.jsonl").unlink()
-    (row,) = [row for row in report_of(two).sections[0].rows if row.group == "nlac"]
+    (row,) = [row for row in only(two, against="grpo").rows if row.group == "nlac"]
+    assert row.difference is not None and row.difference.mean == pytest.approx(5 / 8 - 2 / 8)
     bases = [json.loads(next((two / name / "metrics.jsonl").open()))["eval/test_success"]
              for name in ("nlac-0", "nlac-1")]  # fmt: skip
     assert row.base is not None and row.base.mean == pytest.approx(fmean(bases))

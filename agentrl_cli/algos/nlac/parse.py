@@ -46,11 +46,13 @@ IS_BEST = re.compile(rf"\b(?:is|was)\s+(?:indeed\s+|clearly\s+|already\s+|an?\s+
 IS_NOT_BEST = re.compile(
     rf"\b(?:not|never|n't|isn't|wasn't)\s+(?:\w+ly\s+|quite\s+|an?\s+)*{BEST}|\bsub-?optimal\b"
 )
-NEGATION = re.compile(r"\b(?:not|cannot|never|unlikely|fail(?:s|ed)?\s+to)\b|n't\b")
-NEXT_CLAUSE = re.compile(  # what a negation before it denies is another clause
-    r"[,;:\u2013\u2014]|\b(?:and|so|because|since|as|while|then|thus|therefore|hence|which|that|"
-    r"resulting)\b"
-)
+NEGATION = re.compile(r"\b(?:not|never|unlikely)\b|n't\b")
+DENIED = re.compile(rf"\b(?:cannot|fails?\s+to)\b|{NEGATION.pattern}")
+BEFORE_OUTCOME = {  # words between a negation and the outcome that it denies
+    "a", "an", "as", "be", "been", "conversation", "count", "counted", "end", "ends", "episode",
+    "eventual", "finish", "game", "going", "in", "it", "likely", "outcome", "overall", "result",
+    "seen", "that", "the", "this", "to", "will", "with",
+}  # fmt: skip
 # a sentence with one outcome and one of these words may mean the other outcome, or neither
 HEDGE = re.compile(
     r"\b(?:if|unless|whether|or|either|both|may|might|could|can|would|should|depends?|perhaps|maybe|"
@@ -124,16 +126,17 @@ def plain(text: str) -> str:
 
 
 def _named_outcome(sentence: str) -> bool | None:
-    """Return the only outcome that a sentence names, inverted by a `not` before it in its clause.
-    Return None if it names none or both, hedges, or says `not` elsewhere."""
+    """Return the only outcome that a sentence names, inverted by a `not` that denies it.
+    Return None if it names none or both, hedges, or says `not` of anything else."""
     found, linked = set(NAMED_OUTCOME.findall(sentence)), LINKED_OUTCOME.search(sentence)
     if linked is None or len(found) != 1 or HEDGE.search(sentence):
         return None
-    negations = list(NEGATION.finditer(sentence))
+    negations = list(DENIED.finditer(sentence))
     if not negations:
         return linked[1] == "success"
-    between = sentence[negations[0].end() : linked.start(1)]
-    if len(negations) > 1 or negations[0].start() > linked.start() or NEXT_CLAUSE.search(between):
+    between = sentence[negations[0].end() : linked.start(1)].split()
+    is_before = negations[0].start() < linked.start(1)
+    if len(negations) > 1 or not is_before or not BEFORE_OUTCOME.issuperset(between):
         return None
     return linked[1] != "success"
 

@@ -38,9 +38,10 @@ REWRITES = [(re.compile(pattern), to) for pattern, to in NOTATIONS["rewrites"]]
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
 NAMED_VALUE = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
-ONE_FRACTION = re.compile(r"\\frac\{-?\d+\}\{-?\d+\}|\d+\s*/\s*\d+")
-CALCULATION = re.compile(
-    r"[+*/^!]|[\d)}]\s*-|[\d)]\s*\(|\\(?:cdot|times|div|frac|sqrt|binom)(?![A-Za-z])"
+ONE_NUMBER = re.compile(r"\d+(?:\.\d+)?[A-Za-z ]*")
+ONE_FRACTION = re.compile(
+    rf"{ONE_NUMBER.pattern}|(?:\d+ *)?(?:\\frac\{{[+-]?\(?\d+\)?\}}\{{[+-]?\(?\d+\)?\}}?"
+    r"|\d+\)? */ *\(?[+-]?\d+)"
 )
 CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
 LETTER = r"\\(?:pi|theta|alpha|beta|phi)(?![A-Za-z])|\w"
@@ -112,12 +113,10 @@ def last_formula(text: str) -> str:
 
 
 def is_unevaluated(answer: str, gold: str) -> bool:
-    """Return whether an answer leaves a calculation to the grader that the right answer, a number
-    or a fraction, does not have. Then `8*8` would answer what 8*8 is."""
-    text = normalise(answer).rpartition("=")[2].lstrip("+- ")
-    if "frac" in gold:
-        text = ONE_FRACTION.sub("", text, count=1)
-    return CALCULATION.search(text) is not None
+    """Return whether an answer is neither a number nor, if the right one is a fraction, a fraction,
+    so that the grader has to calculate. Then `8*8` would answer what 8*8 is."""
+    value = normalise(answer).rpartition("=")[2].strip("+-(){} ")
+    return (ONE_FRACTION if "frac" in gold else ONE_NUMBER).fullmatch(value) is None
 
 
 def normalise(text: str, *, keep_name: bool = False) -> str:

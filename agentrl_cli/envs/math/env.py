@@ -144,7 +144,7 @@ class MathEnv(Env):
             answer = box
             unboxed = Grade(False, "unboxed")
             result = unboxed if box is None else grade(box, gold, tolerance=self.tolerance)
-        if result.correct and self.data is None and is_unevaluated(box or "", gold):
+        if result.correct and self.data is None and is_unevaluated(answer or "", gold):
             result = Grade(False, "unevaluated")
         info = {
             "unboxed": box is None,

@@ -83,10 +83,12 @@ def read_user_data(
         row.setdefault("split", "test" if is_test else "val" if is_val else "train")
     test_rows = [row | {"split": "test"} for row in chain(*others)]
     not_val = {row["question"] for row in rows if row["split"] != "val"}
-    tested = {row["question"] for row in [*test_rows, *rows] if row["split"] == "test"}
+    asked = {row["question"] for row in test_rows}
+    tested = asked | {row["question"] for row in rows if row["split"] == "test"}
     questions: dict[str, list[Row]] = {split: [] for split in SPLITS}
     articles: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    own = [row for row in rows if row["split"] == "test" or row["question"] not in tested]
+    own = [row for row in rows if row["question"] not in asked]
+    own = [row for row in own if row["split"] == "test" or row["question"] not in tested]
     for row in own + test_rows:
         split = row.pop("split")
         if split != "val" or row["question"] not in not_val:

@@ -64,6 +64,7 @@ def test_lenient_parser_agrees_with_people(row: dict[str, str]):
         ("It is not the best way, yet nobody knows.", None),
         ("Yes.", True),
         ("It was not really the best.", False),
+        ("The action is optimal, it cannot be improved.", True),
         ("", None),
     ],
 )
@@ -80,13 +81,17 @@ def test_retracted_verdict_is_none(text: str, found: bool | None):
         ("The customer does not object, and the conversation ends with success.", None),
         ("The agent does not learn anything and the game ends in failure.", None),
         ("The game ends in failure, which is not surprising.", None),
+        ("The agent cannot guess the object before the game ends in failure.", None),
+        ("The agent did not answer correctly (ending in failure).", None),
+        ("It is unlikely that this ends in success.", False),
+        ("The game will not count as a success.", False),
         ("The game cannot end in success.", False),
         ("The agent fails to finish in success.", False),
         ("It will not end in failure.", True),
         ("It is not a success.", False),
     ],
 )
-def test_negation_denies_only_its_own_clause(text: str, found: bool | None):
+def test_negation_inverts_only_what_it_denies(text: str, found: bool | None):
     assert lenient_outcome(text) is found
 
 

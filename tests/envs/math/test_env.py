@@ -13,7 +13,7 @@ from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.math.answers import boxed, number
+from agentrl_cli.envs.math.answers import boxed, is_unevaluated, number
 from agentrl_cli.envs.math.env import MAX_THOUGHTS, MathEnv
 from agentrl_cli.envs.math.problems import (
     LEVELS,
@@ -204,9 +204,12 @@ def test_a_majority_needs_a_box():
 @pytest.mark.parametrize(
     ("gold", "answers", "calculations"),
     [
-        ("64", ["64", "64.0", "+64", "8*8=64", "64 apples"],
-         [r"8\cdot8", "8*8", "8^2", r"\frac{128}{2}", "128/2", "60+4", "70-6", "8(8)"]),
-        (r"\frac{3}{4}", [r"\frac{3}{4}", "3/4", "0.75"], [r"\frac{1}{2}+\frac{1}{4}", "1-1/4"]),
+        ("64", ["64", "64.0", "+64", "8*8=64", "64 apples"], [
+            r"8\cdot8", "8*8", "8^2", r"\frac{128}{2}", "128/2", "60+4", "70-6", "8(8)", "{8}{8}",
+        ]),
+        (r"\frac{3}{4}", [r"\frac{3}{4}", "3/4", "0.75", "(3)/(4)", r"\frac34"], [
+            r"\frac{1}{2}+\frac{1}{4}", "1-1/4",
+        ]),
     ],
 )  # fmt: skip
 def test_calculation_is_no_answer(gold: str, answers: list[str], calculations: list[str]):
@@ -214,3 +217,8 @@ def test_calculation_is_no_answer(gold: str, answers: list[str], calculations: l
         return opened("turn_mode=single", gold=gold).step(rf"\boxed{{{answer}}}").info["success"]
 
     assert all(map(right, answers)) and not any(map(right, calculations))
+
+
+def test_no_right_answer_counts_as_a_calculation():
+    rows = [row for split in ("train", "test") for row in built_in_rows(split, 1500, LEVELS, 0)]
+    assert not any(is_unevaluated(row["answer"], row["answer"]) for row in rows)
