@@ -53,6 +53,22 @@ def test_results_of_smollm2_are_on_its_page():
         assert f"| {row['algo']}, {row['seed']} | {base} | {final} [{low}, {high}] |" in page
 
 
+def test_memory_and_trials_of_smollm2_are_on_its_page():
+    page = (ROOT / "docs" / "real_models.md").read_text()
+    cost = json.loads((RECORDS / "smollm2_cost.json").read_text())
+    methods = [m[1] for k in cost if (m := re.fullmatch("peak_mib_arithmetic_smollm2_(.+)", k))]
+    for name in methods:
+        peak, predicted = (
+            cost[f"{kind}_arithmetic_smollm2_{name}"] for kind in ("peak_mib", "predicted_mib")
+        )
+        assert f"| `{name}` | {peak:,} | {predicted:,} |" in page
+    trials: dict[str, list[str]] = {}
+    for row in json.loads((RECORDS / "arithmetic_smollm2_trials.json").read_text()):
+        trials.setdefault(row["algo"], []).append(f"{100 * row['val']:.1f}")
+    for algo, shown in trials.items():
+        assert f"| {algo} | {' | '.join(shown)}" in page
+
+
 @pytest.mark.parametrize("env", results_page.ENVIRONMENTS)
 def test_each_configuration_has_its_row(env: str):
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
