@@ -6,9 +6,9 @@ thread. The first warms up; the figures are mean seconds of the others. `rollout
 `algorithm` is what the method does before training (texts of roles, log-probs, values), and `train`
 is forward, backward and optimizer steps.
 
-Of SmolLM2 docs/results/smollm2_cost.json gets, in MiB, the largest memory of each method's process
-and what `--dry` predicts, of its recipe those of the method that takes most, and the minutes of the
-longest run in smollm2.json.
+For recipes of SmolLM2 it also writes docs/results/smollm2_cost.json: the largest memory of each
+method's process in MiB, and the memory that `--dry` predicts. The recipe itself has the values of
+the method that needs most memory, and the minutes of the longest run in smollm2.json.
 """
 
 from __future__ import annotations
