@@ -1,9 +1,10 @@
 """Measure one CUDA GPU with the shapes of real models: writes docs/results/gpu.json.
 
-Run as `python bench/gpu.py`. It needs a Python and torch that the package supports, and downloads
-nothing, because weights are random. Each case is built like a run with `hardware=gpu` and takes a
-few minutes. A case that does not fit is named and left out. `--try` runs a toy on the CPU and only
-prints. Keys end in their unit.
+Run as `python bench/gpu.py`, or with `--only CASE …`, which keeps the stored figures of the others.
+It needs a Python and torch that the package supports, and downloads nothing, because weights are
+random. Each case is built like a run with `hardware=gpu` and takes a few minutes. A case that does
+not fit is named and left out. `--try` runs a toy on the CPU and only prints. Keys end in their
+unit.
 
 Figures of a case:
 
@@ -13,7 +14,7 @@ Figures of a case:
 - The share of the device's peak (model FLOPs utilization, Chowdhery et al. 2022, appendix B).
   Attention counts half because it is causal. Recomputation does not count.
 - The peak memory of updates, and the prediction of `--dry`.
-- The seconds of an update of NLAC by phase, and Self-AC's update divided by GRPO's.
+- Self-AC's update divided by GRPO's, for each layout of its critic's rows.
 
 Seconds are medians over rounds. The first round warms up and does not count.
 """
@@ -43,7 +44,6 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.build import Parts, build_parts
-from agentrl_cli.training.loop import update
 from agentrl_cli.training.memory_plan import plan_memory, read_shapes
 from bench.self_ac_cost import ACTED, SEEN, played
 from tests.builders.hub_shapes import SHAPES
@@ -88,12 +88,11 @@ TRIED = (Case("toy_lora", TOY, lora=True, context=1024, episodes=4, device="cpu"
 
 
 def measure(case: Case, folder: Path) -> Figures:
-    """Return the figures of a case. Those of the methods are measured if the case is small
-    enough."""
+    """Return the figures of a case. Self-AC is measured if the model is small and has LoRA."""
     write_model(folder, case)
     found = training_figures(case, folder)
     if case.lora and case.shape["hidden_size"] <= 1024:
-        found |= method_figures(case, folder, found["update_seconds"])
+        found |= self_ac_figures(case, folder, found["update_seconds"])
     return {f"{case.name}_{name}": round(value, 4) for name, value in found.items()}
 
 
@@ -129,9 +128,8 @@ def training_figures(case: Case, folder: Path) -> Figures:
     return found
 
 
-def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
-    """Return Self-AC's update divided by GRPO's for each layout, and NLAC's seconds by
-    phase."""
+def self_ac_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
+    """Return Self-AC's update divided by GRPO's for each layout."""
     episodes = played(case.episodes, case.context // (SEEN + ACTED))
     found: Figures = {}
     for layout in ("visible_first", "flex") if case.device == "cuda" else ("visible_first",):
@@ -139,13 +137,7 @@ def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
         _, parts = assembled(case, folder, *settings)
         found[f"self_ac_{layout}_over_grpo_ratio"] = updating(parts, episodes) / grpo_seconds
         del parts
-    few = ["rollout.episodes_per_step=16", "algo.turns_per_update=32", "rollout.max_new_tokens=24"]
-    nlac = ["algo=nlac", "algo.min_parse_rate=0", "algo.diagnostics.num_states=0", *few]
-    _, parts = assembled(case, folder, *nlac)
-    update(parts)
-    metrics, _ = update(parts)
-    phases = ("rollout", "train", "algorithm")
-    return found | {f"nlac_{name}_seconds": metrics[f"time/{name}"] for name in phases}
+    return found
 
 
 def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Parts]:
@@ -219,12 +211,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--try", dest="tries", action="store_true", help="a toy on the CPU")
-    tries = parser.parse_args().tries
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], metavar="CASE")
+    asked = parser.parse_args()
+    tries = asked.tries
     if not tries and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here; --try runs a toy on the CPU")
-    figures: dict[str, float | str] = {"torch": torch.__version__}
+    figures: dict[str, float | str] = {}
+    if asked.only and RESULT.exists():
+        figures = json.loads(RESULT.read_text())
+    figures["torch"] = torch.__version__
     figures |= {} if tries else {"device": torch.cuda.get_device_name()}
     for case in TRIED if tries else CASES:
+        if asked.only and case.name not in asked.only:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             try:
                 figures |= measure(case, Path(folder))

@@ -2,13 +2,13 @@
 
 Run as `python bench/phases.py twentyq`, and as `python bench/phases.py arithmetic_smollm2 --init
 RUN`, where RUN has learned the roles of NLAC. Each method of the recipe trains four updates on one
-thread. The first warms up; the figures are mean seconds of the others. `rollout` plays episodes,
-`algorithm` is what the method does before training (texts of roles, log-probs, values), and `train`
-is forward, backward and optimizer steps.
+thread, or with `--gpu` on a GPU. The first warms up; the figures are mean seconds of the others.
+`rollout` plays episodes, `algorithm` is what the method does before training (texts of roles,
+log-probs, values), and `train` is forward, backward and optimizer steps.
 
-For recipes of SmolLM2 it also writes docs/results/smollm2_cost.json: the largest memory of each
-method's process in MiB, and the memory that `--dry` predicts. The recipe itself has the values of
-the method that needs most memory, and the minutes of the longest run in smollm2.json.
+On a CPU, for recipes of SmolLM2 it also writes docs/results/smollm2_cost.json: the largest memory
+of each method's process in MiB, and the memory that `--dry` predicts. The recipe itself has the
+values of the method that needs most memory, and the minutes of the longest run in smollm2.json.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ METHODS = (
     "sft", "dpo", "rft", "grpo", "ppo", "archer", "self_ac", "stepagent_implicit",
     "stepagent_inverse", "nlac",
 )  # fmt: skip
-SETTINGS = (
-    "steps=4", "eval.baseline=false", "eval.splits=[val]", "eval.tasks=1", "hardware.threads=1",
-)  # fmt: skip
+SETTINGS = ("steps=4", "eval.baseline=false", "eval.splits=[val]", "eval.tasks=1")
 
 
-def measured(recipe: str, algo: str, init: str) -> tuple[dict[str, float], dict[str, int]]:
+def measured(
+    recipe: str, algo: str, init: str, hardware: str
+) -> tuple[dict[str, float], dict[str, int]]:
     """Return the mean seconds of each phase of an update, without the first update, and the peak
     memory of the process beside the predicted one, in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         own = [f"recipe={recipe}", f"algo={algo}", f"init={init}", f"runs={folder}", "name=run"]
-        command = [sys.executable, "-m", "agentrl_cli.cli", "train", *own, *SETTINGS]
+        own += [*SETTINGS, hardware]
+        command = [sys.executable, "-m", "agentrl_cli.cli", "train", *own]
         run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(run.pid, 0)
         if status:
@@ -53,7 +54,7 @@ def measured(recipe: str, algo: str, init: str) -> tuple[dict[str, float], dict[
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     updates = [row for row in map(json.loads, lines) if "time/train" in row][1:]
     means = {phase: fmean(row.get(f"time/{phase}", 0.0) for row in updates) for phase in PHASES}
-    cfg = compose_checked([*own, *SETTINGS])
+    cfg = compose_checked(own)
     predicted = plan_memory(cfg, build(cfg.algo)).peak
     memory = {"peak_mib": used.ru_maxrss // 1024, "predicted_mib": predicted // 2**20}
     return {phase: round(mean, 2) for phase, mean in means.items()}, memory
@@ -88,15 +89,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--init", default="null", help="run to start from")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", nargs="+", default=METHODS, choices=METHODS)
     asked = parser.parse_args()
     for algo in asked.only:
-        phases, memory = measured(asked.recipe, algo, asked.init)
+        hardware = "hardware=gpu" if asked.gpu else "hardware.threads=1"
+        phases, memory = measured(asked.recipe, algo, asked.init, hardware)
         print(algo, phases, memory, flush=True)
         stored = load("phases.json")
-        stored.setdefault(asked.recipe, {})[algo] = phases
+        stored.setdefault(asked.recipe + "_gpu" * asked.gpu, {})[algo] = phases
         write("phases.json", stored)
-        if asked.recipe.endswith("smollm2"):
+        if asked.recipe.endswith("smollm2") and not asked.gpu:
             own = {f"{kind}_{asked.recipe}_{algo}": value for kind, value in memory.items()}
             cost = load("smollm2_cost.json") | own
             rows = load("smollm2.json") or []
