@@ -237,3 +237,11 @@ def test_unparsable_forecasts_warn_once(
         algo.context.step = step
         updated(algo, filled(WON, LOST))
     assert capsys.readouterr().err.count("of the forecasts of 4 turns") == warnings
+
+
+def test_ablation_without_critiques_expects_no_forecast(
+    models: ModelSet, capsys: pytest.CaptureFixture[str]
+):
+    algo = nlac(num_forecasts=4, advanced={"ablation": "empty_critiques"})
+    updated(bound(algo, troupe(forecast="Hm."), models), filled(WON, LOST))
+    assert "of the forecasts" not in capsys.readouterr().err

@@ -33,7 +33,11 @@ TURNS = len(WON.turns) + len(LOST.turns)
 
 
 def role_samples(
-    models: ModelSet, seed: int = 0, played: Sequence[Episode] = (WON, LOST), **changes: int
+    models: ModelSet,
+    seed: int = 0,
+    played: Sequence[Episode] = (WON, LOST),
+    cut: str = "",
+    **changes: int,
 ) -> dict[str, list[Sample]]:
     """Samples of one update by role; those of demonstrations are under `act`."""
     settings = {"turns_per_update": 8, "demos_per_update": 0, "num_forecasts": 3}
@@ -41,7 +45,9 @@ def role_samples(
         **(settings | {"role_tokens": 40} | changes), role_temperature=1.0, epochs=1,
         minibatch_tokens=0, optimizer=OptimizerSpec(lr=1e-2), prompts=PROMPTS,
     )  # fmt: skip
-    bound(algo, troupe(act="Is it an elk?"), models)  # pyright: ignore[reportArgumentType]
+    speakers = troupe(act="Is it an elk?")
+    speakers.cut = cut
+    bound(algo, speakers, models)  # pyright: ignore[reportArgumentType]
     algo.roles.context.seed = seed
     algo.context.demos = [WON]
     cut = episode("cut", ["Is it a fox?"], success=False, stop="truncated")
@@ -102,6 +108,12 @@ def test_verdict_follows_from_the_shown_forecasts_and_decides_the_refinement(mod
         text = CHAT.text_of(prompt(sample))
         kept = STRICT.verdict(asked(text).removeprefix("Critique: "))
         assert (written(sample) == "Is it an elk?") is not kept
+
+
+def test_actions_that_were_cut_off_are_no_refinements(models: ModelSet):
+    found = [role_samples(models, seed, cut="act").get("refine", []) for seed in range(4)]
+    texts = [written(sample) for samples in found for sample in samples]
+    assert texts and not any("elk" in text for text in texts)
 
 
 def test_demonstrations_keep_the_policy(models: ModelSet):

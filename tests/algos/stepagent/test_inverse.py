@@ -143,6 +143,13 @@ def test_rewards_are_for_unseen_episodes(model_folder: Path):
     assert len(drawn) > 1
 
 
+def test_single_demonstration_leaves_none_to_hold_out(model_folder: Path):
+    algo = inverse(rollout="environment")
+    models = shown(algo, model_folder, [SHOWN])
+    metrics = policy_phase(algo, models, [WON, LOST]).metrics
+    assert "stepagent/reward_gap" in metrics and "stepagent/heldout_gap" not in metrics
+
+
 def test_skipped_episodes_are_counted(model_folder: Path):
     algo = inverse(rollout="environment")
     models = shown(algo, model_folder, [SHOWN])
