@@ -17,6 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Step, Task
 
 SPLITS = ("train", "val", "test")
+ROUNDING = 1e-9  # of a sum of rewards, such as three thirds
 Instructions = Annotated[
     Literal["short", "full"],
     Field(

@@ -23,7 +23,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env, import_extra, require_split
+from agentrl_cli.envs.base import ROUNDING, Env, import_extra, require_split
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
 GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
@@ -79,7 +79,7 @@ class GymText(Env):
         done = bool(terminated or truncated)
         shown = {key: value for key, value in dict(info).items() if _is_json(value)}
         if done:
-            shown["success"] = self.total >= self.success_reward
+            shown["success"] = self.total >= self.success_reward - ROUNDING
             self.close()
         return Step([Message("user", str(text))], float(reward), done, False, shown)
 

@@ -25,6 +25,8 @@ from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.env import pass_and_majority, reply_metrics
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
 
+HUGE = re.compile(r"[eE][+-]?\d{5}")  # 1e99999, which a scorer may expand
+STYLED = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 
 
@@ -69,7 +71,8 @@ class ReasoningGym(Env):
             raise RuntimeError("no question is open: call reset on a fresh instance")
         dataset, entry = self._entry(self.task)
         self.task, grade = None, score(dataset, entry, action)
-        feedback = "Correct." if grade else f"Wrong. It is {entry['answer']}."
+        known = "" if entry["answer"] is None else f" It is {entry['answer']}."
+        feedback = "Correct." if grade else f"Wrong.{known}"
         answer = boxed(action)
         info = {
             "success": grade.correct, "grade": grade.reason, "unboxed": answer is None,
@@ -78,9 +81,10 @@ class ReasoningGym(Env):
         }  # fmt: skip
         return Step([Message("user", feedback)], float(grade.correct), True, False, info)
 
-    def expert(self, task: Task) -> Iterator[str]:
-        """Yield the answer."""
-        yield rf"\boxed{{{self._entry(task)[1]['answer']}}}"
+    def expert(self, task: Task) -> Iterator[str] | None:
+        """Return the answer as a reply; None if the data set does not tell it."""
+        answer = self._entry(task)[1]["answer"]
+        return None if answer is None else iter([rf"\boxed{{{answer}}}"])
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """Return pass@k, majority@k, reply lengths and shares of unscored answers."""
@@ -104,17 +108,21 @@ class ReasoningGym(Env):
 
 
 def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
-    """Grade the last box; only a score of 1.0 is correct."""
+    r"""Grade the last box, also without `\text{}`; only a score of 1.0 is correct."""
     answer = boxed(reply)
     if answer is None:
         return Grade(False, "unboxed")
-    if len(answer) > MAX_ANSWER_LENGTH:
+    if len(answer) > max(MAX_ANSWER_LENGTH, 2 * len(str(entry["answer"]))):
         return Grade(False, "long")
-    try:
-        points = float(dataset.score_answer(answer=answer, entry=entry))
-    except Exception:  # not every scorer handles every answer
+    if HUGE.search(answer):
         return Grade(False, "crash")
-    return Grade(points >= 1.0, "scored")
+    points = []
+    for form in dict.fromkeys((answer, STYLED.sub(r"\1", answer).strip())):
+        try:
+            points.append(float(dataset.score_answer(answer=form, entry=entry)))
+        except Exception:  # not every scorer handles every answer
+            continue
+    return Grade(max(points) >= 1.0, "scored") if points else Grade(False, "crash")
 
 
 @lru_cache(maxsize=8)

@@ -6,12 +6,11 @@ one: set up, answer, check for the end, score by the rubric.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,9 +20,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env, import_extra, require_split
+from agentrl_cli.envs.base import ROUNDING, Env, import_extra, require_split
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPLY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
@@ -91,13 +91,11 @@ class Verifiers(Env):
             return Step(answers, 0.0, False, False, {})
         reward, metrics = talk.score()
         self.close()
-        info = {**metrics, "success": reward >= self.success_reward}
+        info = {**metrics, "success": reward >= self.success_reward - ROUNDING}
         return Step(answers, reward, True, False, info)
 
     def close(self) -> None:
-        talk, self.talk, self.task = self.talk, None, None
-        if talk is not None:
-            talk.loop.close()
+        self.talk = self.task = None
 
     def _conversation(self) -> Conversation:
         if self.task is None:
@@ -117,11 +115,11 @@ class Conversation:
     """An episode on a row; `shown` are the messages of the current prompt."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
-        self.env, self.loop = env, asyncio.new_event_loop()
+        self.env = env
         clients = importlib.import_module("verifiers.clients")
         asked = env.init_state(dict(row), clients.OpenAIChatCompletionsClient(None), "agent", {})
-        self.state = self._wait(asked)
-        self.state = self._wait(env.setup_state(self.state)) or self.state
+        self.state = wait_for(asked)
+        self.state = wait_for(env.setup_state(self.state)) or self.state
         self.shown = self._prompt()
 
     def answer(self, action: str) -> list[Any]:
@@ -131,34 +129,31 @@ class Conversation:
             "reward": None, "advantage": None, "is_truncated": False,
             "trajectory_id": self.state["trajectory_id"], "extras": {},
         }  # fmt: skip
-        self._wait(self.env.add_trajectory_step(self.state, turn))
+        wait_for(self.env.add_trajectory_step(self.state, turn))
         if self.is_over():
             return []
         known, self.shown = len(self.shown) + 1, self._prompt()
         return self.shown[known:]
 
     def is_over(self) -> bool:
-        return self._wait(self.env.is_completed(self.state))
+        return wait_for(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
         """Return the rubric's reward and metrics. Raises what a reward function raised, except for
         REPLY_ERRORS."""
-        self._wait(self.env.cleanup(self.state))
+        wait_for(self.env.cleanup(self.state))
         try:
             with raise_reward_errors():
-                self._wait(self.env.rubric.score_rollout(self.state))
+                wait_for(self.env.rubric.score_rollout(self.state))
         finally:
-            self._wait(self.env.rubric.cleanup(self.state))
+            wait_for(self.env.rubric.cleanup(self.state))
         metrics = self.state["metrics"] or {}
         return float(self.state["reward"]), {name: float(v) for name, v in metrics.items()}
 
     def _prompt(self) -> list[Any]:
-        asked = self._wait(self.env.get_prompt_messages(self.state))
+        asked = wait_for(self.env.get_prompt_messages(self.state))
         texts = importlib.import_module("verifiers.utils.message_utils")
         return list(texts.maybe_normalize_messages(asked, field_name="prompt_messages"))
-
-    def _wait(self, asked: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asked)
 
 
 def read(message: Any) -> Message:

@@ -7,19 +7,18 @@ a model in this process.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -27,6 +26,7 @@ from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
+from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import Message, derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -36,34 +36,11 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 300  # of an error
 TORCH_LOCK = Lock()  # the random state of torch belongs to the process
-LOCK = Lock()  # to make the client and the event loop, and to store an answer
+LOCK = Lock()  # to make the client, and to store an answer
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
 BYTES = 256  # smaller token ids are the bytes of a text
 Rows = list[Any]  # messages as JSON
-
-
-@lru_cache(maxsize=1)
-def _event_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="agentrl-calls", daemon=True).start()
-    return loop
-
-
-def wait_for(call: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
-    """Run a coroutine on an event loop in a background thread and return its result.
-
-    Only a coroutine can be cancelled while a server sends a byte now and then. It is cancelled
-    after `seconds` (raising TimeoutError) and when this thread is interrupted.
-    """
-    with LOCK:
-        loop = _event_loop()
-    future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), loop)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
 
 
 def checked_address(url: str, key: str, remedy: str) -> SplitResult:

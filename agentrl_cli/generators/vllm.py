@@ -34,10 +34,11 @@ from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import GeneratorError, RunAborted, UserError
+from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.generators.endpoint import SHOWN_CHARACTERS, checked_address, redacted, wait_for
+from agentrl_cli.generators.endpoint import SHOWN_CHARACTERS, checked_address, redacted
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # LoRA ranks that vLLM allocates
 ADAPTERS_PER_MODEL = 2  # the current one and its replacement

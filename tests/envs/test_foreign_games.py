@@ -102,6 +102,25 @@ def test_a_task_of_verifiers_own_is_played_and_scored():
 
 
 @pytest.mark.extras
+def test_episodes_share_an_event_loop_with_the_rubric():
+    env = world("verifiers", "env.options={shared: true}")
+    for task in env.tasks("train")[:3]:
+        env.reset(task, 0)
+        step = env.step(task.data.get("answer", "1"))
+        while not step.done:
+            step = env.step("1")
+        assert 0 <= step.reward <= 1
+
+
+@pytest.mark.extras
+def test_sum_of_weighted_rewards_is_a_success():
+    env = world("verifiers", "env.options={weights: [0.7, 0.2, 0.1]}")
+    env.reset(env.tasks("train")[0], 0)
+    step = env.step("1")
+    assert step.reward < 1.0 and step.info["success"]
+
+
+@pytest.mark.extras
 def test_error_of_a_reward_function_fails_the_episode():
     env = world("verifiers", "env.options={judge: true}")
     env.reset(env.tasks("train")[0], 0)

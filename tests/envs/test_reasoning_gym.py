@@ -24,7 +24,7 @@ class Scorer:
     def score_answer(self, answer: str, entry: dict[str, str]) -> float:
         if isinstance(self.gives, Exception):
             raise self.gives
-        return self.gives
+        return self.gives if entry["answer"] in ("", answer) else 0.0
 
 
 @pytest.mark.parametrize(("gives", "reply", "correct", "reason"), [
@@ -33,8 +33,23 @@ class Scorer:
     (1.0, r"\boxed{" + "5" * 600 + "}", False, "long"),
 ])  # fmt: skip
 def test_only_a_full_score_of_a_box_is_right(gives, reply: str, correct: bool, reason: str):
-    found = score(Scorer(gives), {}, reply)
+    found = score(Scorer(gives), {"answer": ""}, reply)
     assert (found.correct, found.reason) == (correct, reason)
+
+
+@pytest.mark.parametrize("reply", [r"\text{Yes}", r"\textbf{Yes}", r"\mathrm{Yes}", "Yes"])
+def test_words_may_stand_in_a_text_command(reply: str):
+    assert score(Scorer(1.0), {"answer": "Yes"}, rf"\boxed{{{reply}}}")
+    assert not score(Scorer(1.0), {"answer": "No"}, rf"\boxed{{{reply}}}")
+
+
+def test_long_answers_of_a_task_are_scored():
+    moves = "Move disk 1. " * 80
+    assert score(Scorer(1.0), {"answer": moves.strip()}, rf"\boxed{{{moves}}}")
+
+
+def test_huge_powers_are_not_scored():
+    assert score(Scorer(1.0), {"answer": ""}, r"\boxed{1e30000000}").reason == "crash"
 
 
 # with reasoning-gym
@@ -55,6 +70,15 @@ def test_the_world_keeps_the_contract(reasoning_gym: None):
 def test_options_reach_the_task(reasoning_gym: None):
     asked = [task.data["question"] for task in gym("options={min_terms: 6}").tasks("train")]
     assert all(question.count(" + ") + question.count(" - ") == 5 for question in asked)
+
+
+@pytest.mark.extras
+def test_task_without_an_answer_has_no_expert(reasoning_gym: None):
+    env = gym("name=rubiks_cube")
+    task = env.tasks("test")[0]
+    env.reset(task, 0)
+    assert env.expert(task) is None
+    assert env.step(r"\boxed{F}").messages[0].content == "Wrong."
 
 
 @pytest.mark.extras

@@ -3,6 +3,7 @@ verifiers' own, a task of reasoning-gym, by the argument `gym`."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import verifiers as vf  # pyright: ignore[reportMissingImports]
@@ -27,6 +28,17 @@ async def found(state: Any) -> float:
     return float(state.get("found", False))
 
 
+LOOPS: list[asyncio.AbstractEventLoop] = []
+
+
+async def share_a_pool(state: Any) -> float:
+    """Fails as a pool of connections does that another event loop has opened."""
+    LOOPS.append(asyncio.get_running_loop())
+    if LOOPS[0] is not LOOPS[-1]:
+        raise ConnectionError("Event loop is closed")
+    return 0.0
+
+
 async def judged(state: Any) -> float:
     raise ConnectionError("the judge is down")
 
@@ -36,8 +48,17 @@ def rows(numbers: range) -> Dataset:
 
 
 def load_environment(
-    gym: str | None = None, evaluated: bool = False, tool: bool = False, judge: bool = False
+    gym: str | None = None,
+    evaluated: bool = False,
+    tool: bool = False,
+    judge: bool = False,
+    shared: bool = False,
+    weights: tuple[float, ...] = (1.0,),
 ) -> vf.Environment:
+    others: list[Any] = [judged] * judge + [share_a_pool] * shared
+    rubric = vf.Rubric(
+        funcs=[*[found] * len(weights), *others], weights=[*weights, *[0.0] * len(others)]
+    )
     if gym:
         return vf.ReasoningGymEnv(gym=gym, num_train_examples=6, num_eval_examples=3, seed=1)
     if tool:
@@ -46,6 +67,6 @@ def load_environment(
         dataset=rows(range(1, 9)),
         eval_dataset=rows(range(9, 12)) if evaluated else None,
         system_prompt="Find it.",
-        rubric=vf.RubricGroup([vf.Rubric(funcs=[found, *([judged] if judge else [])])]),
+        rubric=vf.RubricGroup([rubric]),
         max_turns=5,  # the last one is not answered
     )

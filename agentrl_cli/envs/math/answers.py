@@ -18,7 +18,12 @@ import yaml
 from agentrl_cli.envs.math import exact
 
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
+FORMULA = re.compile(  # not the text between two prices, as in $5 and then $
+    r"(?<![\\\d])(\$\$?)(?!\d[\d.,]*\s+[A-Za-z]{2})([^$]+)\1"
+    r"|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
+    re.DOTALL,
+)
+ARITHMETIC, CALCULATES = "-+*/^×÷·(). 0123456789", re.compile(r"[\d)] *[-+*/^×÷·] *[\d(]", re.ASCII)
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
@@ -104,12 +109,30 @@ def boxed(text: str) -> str | None:
 
 def last_formula(text: str) -> str:
     """Return the last box of a reply, else its last formula, else its last number, else "". Used in
-    records, not for grading."""
+    records, because math-verify does not tell what it graded."""
     if (box := boxed(text)) is not None:
         return box
-    formulas = [next(filter(None, found)) for found in FORMULA.findall(text)]
-    found = formulas or LAST_NUMBER.findall(text)
-    return found[-1].strip() if found else ""
+    found = [_inside(formula) for formula in FORMULA.finditer(text)] or LAST_NUMBER.findall(text)
+    return found[-1] if found else ""
+
+
+def last_value(text: str) -> str:
+    """Return what ends last in a reply without a box: a formula, a number, or a calculation such as
+    `8*8`; "" if there is none."""
+    found = [*FORMULA.finditer(text), *LAST_NUMBER.finditer(text)]
+    if not found:
+        return ""
+    last = max(found, key=lambda match: match.end())
+    if last.re is FORMULA:
+        return _inside(last)
+    before = text[: last.end()]
+    sentence = before[len(before.rstrip(ARITHMETIC)) :]
+    value = re.split(r"[.,] ", sentence)[-1].strip()
+    return value if CALCULATES.search(value) else last[0]
+
+
+def _inside(formula: re.Match[str]) -> str:
+    return (formula[2] or formula[3] or formula[4]).strip()
 
 
 def is_unevaluated(answer: str, gold: str) -> bool:

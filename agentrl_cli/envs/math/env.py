@@ -26,7 +26,7 @@ from agentrl_cli.envs.base import (
     full_instructions,
     require_split,
 )
-from agentrl_cli.envs.math.answers import boxed, is_unevaluated, last_formula, normalise
+from agentrl_cli.envs.math.answers import boxed, is_unevaluated, last_formula, last_value, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
@@ -144,7 +144,8 @@ class MathEnv(Env):
             answer = box
             unboxed = Grade(False, "unboxed")
             result = unboxed if box is None else grade(box, gold, tolerance=self.tolerance)
-        if result.correct and self.data is None and is_unevaluated(answer or "", gold):
+        given = last_value(text[-MAX_REPLY_LENGTH:]) if box is None else box
+        if result.correct and self.data is None and is_unevaluated(given, gold):
             result = Grade(False, "unevaluated")
         info = {
             "unboxed": box is None,

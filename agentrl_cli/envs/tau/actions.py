@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl_cli.core.text import without_thinking
 from agentrl_cli.envs.tau.tools import Tool, parameters
 
 RESPOND = "respond"
 STYLES = ("react", "native", "call")
 MAX_CALL_LENGTH, MAX_CALL_DEPTH = 100_000, 40  # characters, and nested brackets
-THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
+FENCE = re.compile(r"```\w*\s*")
+OBJECT = re.compile(r"[*`\s]*(?:json\s*)?\{")
+LABEL = re.compile(r"(?i)\s*action\s*:[*\s]*(?=`?\w+\()")
+PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*[.;]?\s*$")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Action:
 
 
 def parse(text: str, style: str, tools: Mapping[str, Tool]) -> Action:
-    """Return the first action in the text. Never raises."""
+    """Return the first action in the text after its reasoning. Never raises."""
+    text = without_thinking(text)
     if style == "react":
         return _parse_react(text)
     return _parse_native(text) if style == "native" else _parse_call(text, tools)
@@ -72,12 +76,14 @@ def _parse_react(text: str) -> Action:
     content = text.rpartition("Action:")[2].strip()
     value, _ = _load_json(content)
     if not isinstance(value, dict):
-        return respond(content, malformed=content[:1] == "{")
+        return respond(content, malformed=bool(OBJECT.match(content)))
     return _from_json_object(value)
 
 
 def _parse_native(text: str) -> Action:
-    content = THINKING.sub("", text).strip()
+    content = text.strip()
+    if fence := FENCE.match(content):
+        content = content[fence.end() :].removesuffix("```").strip()
     tagged = TAGGED.search(content)
     value, error = _load_json(tagged[1] if tagged else content)
     value = value[0] if isinstance(value, list) and value else value
@@ -93,6 +99,7 @@ def _parse_native(text: str) -> Action:
 def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
     """A call is the whole last line; the last parameter of a tool takes all remaining text."""
     content = text.strip().rpartition("\n")[2].strip()
+    content = LABEL.sub("", content.strip("`*")).strip("`* ")
     match = PLAIN_CALL.match(content)
     if match is None:
         return respond(content, malformed=bool(re.match(r"\w+\(", content)))
@@ -100,7 +107,8 @@ def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
     if name not in tools:
         return respond(given) if name == RESPOND else Action(name)
     names = parameters(tools[name])
-    values = [part.strip() for part in given.split(",", max(0, len(names) - 1))] if given else []
+    parts = given.split(",", max(0, len(names) - 1)) if given else []
+    values = [part.strip(" \"'") for part in parts]
     if len(values) > len(names):
         return _malformed(f"{name} takes {len(names)} arguments")
     return Action(name, dict(zip(names, values, strict=False)))

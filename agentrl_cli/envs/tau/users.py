@@ -26,6 +26,7 @@ import yaml
 
 from agentrl_cli.core.errors import SimulatorError, UserError
 from agentrl_cli.core.terminal import echo
+from agentrl_cli.core.text import without_thinking
 from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
@@ -121,11 +122,11 @@ class LLMUser(User):
     def reply(self, message: str) -> Reply:
         self.messages.append(Message("user", message))
         try:
-            text = self.chat(self.messages, derive_seed(self.seed, len(self.messages))).strip()
+            said = self.chat(self.messages, derive_seed(self.seed, len(self.messages)))
         except OSError as error:
             raise SimulatorError(f"the user's model does not answer ({error})") from error
-        if not text:
-            raise SimulatorError("the user's model returned an empty text")
+        if not (text := without_thinking(said).strip()):
+            raise SimulatorError("the user's model returned no text, or only its reasoning")
         self.messages.append(Message("assistant", text))
         known = self.instruction + " ".join(m.content for m in self.messages if m.role == "user")
         names = PATTERNS.identifier.findall(text)

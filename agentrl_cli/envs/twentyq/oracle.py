@@ -8,26 +8,29 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import EmptyAnswer, UserError
 from agentrl_cli.core.text import without_thinking
 from agentrl_cli.core.types import Message, derive_seed
 from agentrl_cli.envs.twentyq.questions import action_text, normalise
 from agentrl_cli.envs.twentyq.world import World
 
 PROMPT = "Answer truthfully about the object with one word: yes, no or sometimes."
-ANSWER = re.compile(r"\W*(yes|no|sometimes)\b", re.IGNORECASE)
+ANSWER = re.compile(r"\W*(?:(?:the )?answer\b(?: is)?\W*)?(yes|no|sometimes)\b", re.IGNORECASE)
 WORKERS = 8  # concurrent questions of a calibration
 ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 
 
 def model_answer(chat: Callable[[list[Message]], str], object: str, text: str) -> str:
-    """Return yes, no or sometimes, or "" if there is no answer. Only that word is kept, so nothing
-    leaks."""
+    """Return yes, no or sometimes, or "" for another answer. Only that word is kept, so nothing
+    leaks. Raises EmptyAnswer if the model returns nothing but reasoning."""
     question = normalise(action_text(text))
     if question is None:
         return ""
     asked = Message("user", f"Object: {object}\nQuestion: {question}?")
-    match = ANSWER.match(without_thinking(chat([Message("system", PROMPT), asked])))
+    said = without_thinking(chat([Message("system", PROMPT), asked])).strip()
+    if not said:
+        raise EmptyAnswer("the oracle's model returned no text, or only its reasoning")
+    match = ANSWER.match(said)
     return match[1].lower() if match else ""
 
 
@@ -61,7 +64,13 @@ def calibrate(
     with ThreadPoolExecutor(WORKERS) as pool:
 
         def ask(key: str) -> Iterator[str]:
-            return pool.map(lambda name: model_answer(chat, name, world.question(key)), names[key])
+            return pool.map(lambda name: answered(name, world.question(key)), names[key])
+
+        def answered(name: str, question: str) -> str:
+            try:
+                return model_answer(chat, name, question)
+            except EmptyAnswer:
+                return ""
 
         said = {key: ask(key) for key in names}  # all questions are submitted at once
         for key, answers in said.items():

@@ -183,6 +183,7 @@ def _plural_and_singular(name: str) -> list[str]:
 
 def read_freely(text: str, world: World) -> Question | Guess | Unanswerable | None:
     """Return the only question or guess in the text; None if there is none or more than one."""
+    text = without_thinking(text)
     if exact := parse(text, world):
         return exact
     asked = question_text(text)

@@ -2,7 +2,7 @@
 
 An action is the last line of the agent's text: SEARCH words, OPEN link, FIND words, BACK, SAVE
 lines, or SUBMIT answer. Lower case, a colon after the verb, `Action:` before it, and brackets
-around the argument are accepted.
+around the argument are accepted, and asterisks and backticks are ignored.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from agentrl_cli.envs.wiki.pages import WORD, Encyclopedia, Line, link_key
 
 VERBS = ("search", "open", "find", "back", "save", "submit")
 FORM = re.compile(rf"\s*(?:action\s*:\s*)?({'|'.join(VERBS)})\b\s*:?\s*(.*)", re.IGNORECASE)
+MARKUP = re.compile(r"[*`]")
 IN_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 LINE_LIST = re.compile(r"(?:lines?\b)?[\d\s,\-]*(?:and[\d\s,\-]*)*", re.IGNORECASE)
@@ -34,7 +35,7 @@ class Action:
 
 def parse(text: str) -> Action:
     """Return the action in the last line that is not empty. Never raises."""
-    last = text.strip().rpartition("\n")[2].strip()
+    last = MARKUP.sub("", text.strip().rpartition("\n")[2]).strip()
     found = FORM.fullmatch(last[: 2 * MAX_ARGUMENT])
     if found is None:
         return Action("")
@@ -47,7 +48,7 @@ def parse(text: str) -> Action:
 def line_numbers(argument: str) -> list[int]:
     """Return the numbers of `3`, `1 4`, `1, 2 and 5` or `2-4` in order, at most MAX_LINES + 1 of a
     range, and [] for other text. Never raises."""
-    if not LINE_LIST.fullmatch(argument):
+    if not LINE_LIST.fullmatch(argument := argument.strip("(). ")):
         return []
     numbers: list[int] = []
     for first, last in RANGE.findall(argument):
@@ -127,7 +128,9 @@ class Browser:
         size = self._size(view)
         shown = slice(view.part * size, (view.part + 1) * size)
         if not view.title:
-            return {link_key(title): title for title in view.results[shown]}
+            titles = view.results[shown]
+            headings = {link_key(pages.pages[title].heading): title for title in titles}
+            return headings | {link_key(title): title for title in titles}
         page = pages.pages[view.title]
         if len(page.lines) <= size:
             return dict(page.links)
@@ -152,6 +155,7 @@ class Browser:
 
     def _open(self, pages: Encyclopedia, link: str) -> tuple[str, bool]:
         view, key, links = self.view, link_key(link), self.links(pages)
+        key = key if key in links else key.rstrip(".")
         if key in links:
             title = links[key]
             if title is None:

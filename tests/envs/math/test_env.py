@@ -223,3 +223,22 @@ def test_calculation_is_no_answer(gold: str, answers: list[str], calculations: l
 def test_no_right_answer_counts_as_a_calculation():
     rows = [row for split in ("train", "test") for row in built_in_rows(split, 1500, LEVELS, 0)]
     assert not any(is_unevaluated(row["answer"], row["answer"]) for row in rows)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(
+    ("gold", "reply", "correct"),
+    [
+        ("38", "The books cost 5 x 7 = $35. The card costs $3. The total is $38.", True),
+        ("48", "The card costs $12. The total is $48.", True),
+        ("64", r"The answer is $8\cdot 8$, so it is 64.", True), ("64", "It is $64$.", True),
+        ("64", "In step 3. 64", True), ("64", "8*8 = 64", True), ("-64", "It is -64.", True),
+        ("64", "The answer is 8*8.", False), ("64", "The answer is 8 + 56", False),
+        (r"\frac{7}{12}", "Answer: 1/3+1/4", False), (r"\frac{7}{12}", "Answer: 7/12", True),
+        ("64", r"The answer is $8\cdot 8$.", False),
+    ],
+)  # fmt: skip
+def test_calculation_at_the_end_of_a_reply_is_no_answer(gold: str, reply: str, correct: bool):
+    pytest.importorskip("math_verify", reason="extract=last_math is math-verify's")
+    env = opened("turn_mode=single", "extract=last_math", gold=gold)
+    assert env.step(reply).info["success"] is correct

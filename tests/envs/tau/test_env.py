@@ -193,6 +193,16 @@ def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str,
         ('[{"name": "a", "arguments": "{\\"b\\": 1}"}]', "native", "a", {"b": 1}),
         ('{"function": {"name": "a", "arguments": {}}}', "native", "a", {}),
         ("<think>hm</think> Hello", "native", RESPOND, {"content": "Hello"}),
+        ('<think>I could write {"name": "a", "arguments": {}}. Let me', "native", RESPOND,
+         {"content": ""}),
+        ('maybe <tool_call>{"name": "a"}</tool_call>\n</think>\n\nYour zip?', "native", RESPOND,
+         {"content": "Your zip?"}),
+        ('<thought>Action: {"name": "a", "arguments": {}}</thought>Action: Hi', "react", RESPOND,
+         {"content": "Hi"}),
+        ('```json\n{"name": "a", "arguments": {}}\n```', "native", "a", {}),
+        ("Action: `cancel(31)`", "call", "cancel", {"order": "31"}),
+        ('return("31", "lamp").', "call", "return", {"order": "31", "items": "lamp"}),
+        ("<think>x</think>cancel(31)", "call", "cancel", {"order": "31"}),
         ("I look.\ncancel(31)", "call", "cancel", {"order": "31"}),
         ("return(31, lamp, hat)", "call", "return", {"order": "31", "items": "lamp, hat"}),
         ("transfer()", "call", "transfer", {}), ("cancel()", "call", "cancel", {}),
@@ -203,6 +213,21 @@ def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str,
 def test_text_parses_as_call_or_words(text: str, style: str, name: str, arguments: dict):
     action = parse(text, style, mini_domain().tools)
     assert (action.name, action.arguments) == (name, arguments)
+
+
+@pytest.mark.parametrize("text", ["```json\n{}\n```", "**\n{}", "json {}", "{}"])
+def test_words_around_a_call_are_marked(text: str):
+    call = '{"name": "cancel", "arguments": {}'  # a brace is missing
+    action = parse("Action: " + text.replace("{}", call), "react", mini_domain().tools)
+    assert action.name == RESPOND and action.malformed
+    assert not parse("Action: json is a format", "react", mini_domain().tools).malformed
+
+
+def test_thoughts_are_not_said(services: Path):
+    text = "<think>\nThe order may be pending or delivered. Let me"
+    for style in ("react", "native", "call"):
+        action = parse(text, style, mini_domain().tools)
+        assert action.malformed and action.arguments == {"content": ""}
 
 
 def test_invalid_settings_are_refused(services: Path):

@@ -177,6 +177,22 @@ def test_open_questions_get_the_wish(message: str):
     assert customer.request.order == "#W2"
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        "Your return has been submitted. You will receive a confirmation email shortly.",
+        "Your return request has been confirmed.", "I've completed the return.",
+    ],
+)  # fmt: skip
+def test_report_is_no_question(report: str):
+    customer = user()
+    first = customer.start().text
+    customer.reply(f"I will return the Mug of order #W2 to credit_card_1. {ASK}")
+    assert customer.confirmed
+    said = customer.reply(report).text
+    assert not said.startswith(("Yes", "No")) and said not in first
+
+
 def test_wishes_come_one_by_one():
     customer = user()
     first, more = customer.start().text, "Is there anything else you would like to return?"
@@ -241,7 +257,13 @@ def test_faults_of_a_model_are_recorded(line: str, fault: str):
     assert LLMUser("You want a refund for #W2.", Model(line), 5).start().fault == fault
 
 
-@pytest.mark.parametrize("line", ["", "break"])
+def test_thoughts_of_a_model_are_not_said():
+    thought = f"<think>At the end I must write {STOP}.</think>\nPlease help."
+    first = LLMUser("You want a refund for #W2.", Model(thought), 5).start()
+    assert first.text == "Please help." and not first.stops
+
+
+@pytest.mark.parametrize("line", ["", "break", "<think>I want"])
 def test_silent_model_breaks_the_episode(line: str):
     env = tau_env("mini", None, user="llm", llm=Model("Hi.", line))
     env.reset(env.tasks("train")[0], 0)

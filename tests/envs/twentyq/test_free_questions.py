@@ -50,6 +50,7 @@ def test_published_questions_get_no_wrong_answer():
         ("Is it a cat or a dog?", None), ("Is it a toothpaste?", None),
         ("Is it bigger than a breadbox?", None), ("Is it a cat? Is it a dog?", "unread"),
         ("Is it alive? Can it fly?", "unread"), ("<think>Is it alive?", "unread"),
+        ("<think>I could ask\nIs it a dog?", "unread"), ("Is it found indoors?", None),
         ("Would you like a hint?", "unread"), ("hm", "unread"), ("", "unread"),
     ],
 )  # fmt: skip

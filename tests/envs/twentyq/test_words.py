@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import SimulatorError, UserError
 from agentrl_cli.core.types import Message
-from agentrl_cli.envs.twentyq.oracle import calibrate
+from agentrl_cli.envs.twentyq.oracle import calibrate, model_answer
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, game, reply_to
@@ -127,6 +127,24 @@ def test_model_answers_questions():
     with pytest.raises(UserError) as error:
         game("dog", oracle="llm")
     assert error.value.code == "missing-model"
+
+
+@pytest.mark.parametrize(
+    "said, word", [("The answer is yes.", "yes"), ("Answer: **No**", "no"), ("Answers vary.", "")]
+)
+def test_answer_may_follow_a_lead_in(said: str, word: str):
+    assert model_answer(lambda messages: said, "dog", "Is it big?") == word
+
+
+@pytest.mark.parametrize("said", ["", "<think>A dog is alive, so"])
+def test_oracle_without_words_breaks_the_episode(said: str):
+    with pytest.raises(SimulatorError):
+        model_answer(lambda messages: said, "dog", "Is it big?")
+
+
+def test_answer_without_words_does_not_agree():
+    rows = calibrate(FULL, lambda messages: "<think>Hm", 2, 0)
+    assert not any(row.agreed or row.contradicted for row in rows)
 
 
 def test_calibration_counts_agreement_by_attribute():

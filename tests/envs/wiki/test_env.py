@@ -67,6 +67,12 @@ def test_only_shown_results_can_be_opened(env: Wiki):
     assert shown(env, "OPEN Fenick").startswith("Fenick, a painter.")
 
 
+def test_results_open_by_their_headings(env: Wiki):
+    for link in ("Fenick, a painter.", "fenick, a painter", "Fenick."):
+        shown(env, "SEARCH Fenick")
+        assert shown(env, f"OPEN {link}").startswith("Fenick, a painter.")
+
+
 def test_parts_of_a_page_keep_line_numbers():
     env = begun(wiki("wiki_full", page_lines=2))
     title, number = env.tasks("train")[0].data["proof"][0][0]
@@ -123,7 +129,8 @@ def test_repeated_actions_are_marked(env: Wiki):
         ("I think so.\n\nAction: OPEN [The Long Page]", Action("open", "The Long Page")),
         ("SUBMIT: 42\n", Action("submit", "42")), ("BACK", Action("back")),
         ("OPEN a\nSAVE 2", Action("save", "2")), ("SAVE 2\nThat is all.", Action("")),
-        ("opens it", Action("")), ("OPEN Page (book)", Action("open", "Page (book)")),
+        ("opens it", Action("")), ("**Search:** two", Action("search", "two")),
+        ("`BACK`", Action("back")), ("OPEN Page (book)", Action("open", "Page (book)")),
     ],
 )  # fmt: skip
 def test_last_line_is_the_action(text: str, action: Action):
@@ -135,7 +142,7 @@ def test_last_line_is_the_action(text: str, action: Action):
     [
         ("3", [3]), ("1 4", [1, 4]), ("1, 2 and 5", [1, 2, 5]), ("2-4", [2, 3, 4]),
         ("line 7", [7]), ("4-2", []), ("2 2", [2]), ("two", []), ("", []), ("-", []),
-        ("1-999999", [*range(1, 102)]),
+        ("1-999999", [*range(1, 102)]), ("2.", [2]), ("(2)", [2]),
     ],
 )  # fmt: skip
 def test_line_numbers_are_parsed(text: str, numbers: list[int]):
