@@ -129,8 +129,8 @@ class Browser:
         shown = slice(view.part * size, (view.part + 1) * size)
         if not view.title:
             titles = view.results[shown]
-            headings = {link_key(pages.pages[title].heading): title for title in titles}
-            return headings | {link_key(title): title for title in titles}
+            names = [(pages.pages[title].heading, title) for title in titles]
+            return {link_key(name): to for name, to in [*names, *zip(titles, titles, strict=True)]}
         page = pages.pages[view.title]
         if len(page.lines) <= size:
             return dict(page.links)
