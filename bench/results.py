@@ -2,19 +2,24 @@
 
 Every algorithm gets the same:
 
-1. Trials, judged on the split `val`, with a seed that no comparison uses: some learning rates, then
-   other sizes of the optimizer step at the best rate. Rates of heads and critics keep their ratio
-   to the main rate, but for the critic of `archer` and the discriminator of StepAgent. While the
-   best rate is at the edge, the next one is tried as well.
-2. A longer run with the best settings. `val` chooses after how many updates to stop.
+1. Trials of 12 updates, judged on the split `val`, with a seed that no comparison uses: some
+   learning rates, then other sizes of the optimizer step at the best rate. Rates of heads and of
+   NLAC's critic keep their ratio to the main rate; critics and discriminators of other methods keep
+   their rate. While the best rate is at the edge, the next one is tried as well. A trial that
+   diverges has success 0.
+2. A longer run with the best settings. `val` chooses after how many updates to stop: the smallest
+   number whose success is within 2 points of the best.
 3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
 
+The exception is `archer`, whose first 20 updates train its critic alone: its trials have 32
+updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
 Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
-interrupted goes on. With --missing a run is not repeated either if its record is stored. Each run
-has one thread. The trials go to docs/results/ENV_trials.json, the results to ENV.json,
-ENV_critic.json and ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
-smollm2.json. Last, the script prints the
-settings that the recipe must have.
+interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
+this commit, or of one that --also names because its results are the same. So start all runs of a
+comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
+folder. The trials go to docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and
+ENV_curves.json, those of controls and ablations to ENV_ablations.json, those of SmolLM2 to
+smollm2.json. Last, the script prints the settings that the recipe must have.
 """
 
 from __future__ import annotations
@@ -25,24 +30,24 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import yaml
+from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli import reproduce
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.renames import PRESETS, preset_overrides
+from agentrl_cli.core import files
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.report.compare import gather, markdown
 from agentrl_cli.report.records import PHASES, read_record
@@ -56,12 +61,12 @@ CONTROLS = (
     "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
 )  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must not improve
-ABLATIONS = {
+ABLATIONS = {  # and controls
     "arithmetic": (
-        "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
-        "shared_critic", "guarded",
+        *CONTROLS, "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8",
+        "m2", "shared_critic", "guarded",
     ),
-    "twentyq": ("shared_critic", "k1"),
+    "twentyq": (*CONTROLS, OWN_PLAY, "shared_critic", "k1"),
 }  # fmt: skip
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "archer_small", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
@@ -72,18 +77,16 @@ VAL_EPISODES = 600
 GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of main learning rates
 MAIN_RATE = {"stepagent_inverse": "algo.ppo.optimizer.lr"}
 OTHER_RATES = {
-    "nlac": ("algo.critic_optimizer.lr",),
-    "ppo": ("algo.optimizer.head_lr",),
-    "archer_small": ("algo.critic_optimizer.lr", "algo.critic_optimizer.head_lr"),
-}
+    "nlac": ("algo.critic_optimizer.lr",), "ppo": ("algo.optimizer.head_lr",),
+}  # fmt: skip
 STEP_SIZE = {
     "nlac": "algo.advanced.minibatch_tokens", "stepagent_inverse": "algo.ppo.minibatch_tokens",
     "archer": "algo.actor_states",
 }  # fmt: skip
-HORIZONS = {"archer": (24, 48)}  # the first 20 updates train its critic alone
+TRIAL_STEPS, ARCHER_STEPS = 12, 32
+HORIZONS = {"archer": (24, 48)}
+NEAR_BEST = 0.02  # success on `val`, about the deviation of an evaluation with VAL_EPISODES
 HEADLINE = ("nlac", "self_ac", "grpo", "rft", "sft", "stepagent_implicit", "stepagent_inverse")
-STARTS: defaultdict[Path, Lock] = defaultdict(Lock)  # runs from which several others start
-FILES = Lock()  # for writing records
 Rows = list[dict[str, Any]]
 Changes = dict[str, float]
 
@@ -93,7 +96,7 @@ class Comparison:
     """What is compared in an environment, and what each algorithm gets."""
 
     tasks: dict[str, int]  # by split
-    names: tuple[str, ...] = EVERYWHERE
+    names: tuple[str, ...] = tuple(name for name in EVERYWHERE if name != "archer")
     rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)
     extended: bool = True  # if the best rate is at the edge
     step_sizes: tuple[float, ...] = (0.5, 2.0)  # of the recipe's
@@ -111,7 +114,7 @@ SMOLLM2: dict[str, Any] = {
 COMPARISONS = {
     "twentyq": Comparison(
         tasks={"test": 40, "train": 44, "val": 12},
-        names=(*EVERYWHERE, "ppo_from_sft", "rft_from_sft"),
+        names=EVERYWHERE,
     ),
     "tau_mini": Comparison(tasks={"test": 30, "train": 90, "val": 30}),
     "arithmetic": Comparison(tasks={"test": 200, "train": 1000, "val": 100}),
@@ -184,7 +187,12 @@ class Plan:
         if self.config.init is None:
             return None
         what = Path(self.config.init).name.removeprefix(f"{self.env}_")
-        return best_plan(self.env, what.removesuffix(f"_s{self.seed}"), self.seed)
+        what = what.removesuffix(f"_s{self.seed}")
+        if COMPARISONS[self.env].steps and is_tuned(what) and not trials(self.env, what):
+            raise SystemExit(
+                f"{self.what} starts from {what}, which has no trials yet; tune it first"
+            )
+        return best_plan(self.env, what, self.seed)
 
     def settings(self) -> list[str]:
         """The overrides of the run."""
@@ -212,7 +220,7 @@ def train(plan: Trainable, folder: Path) -> Path:
     are done. Raises SystemExit if the folder has a run with other settings."""
     run, note = folder / plan.name, folder / f"{plan.name}.settings"
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
-    with STARTS[run]:
+    with FileLock(folder / f"{plan.name}.lock"):
         if run.exists() and not (note.exists() and note.read_text() == fingerprint(plan)):
             raise SystemExit(f"{run} has other settings; remove it to repeat the run")
         note.write_text(fingerprint(plan))
@@ -290,20 +298,37 @@ class Tuning:
         if steps := horizons(self.env, self.plan.algo):
             longest = {"steps": max(steps), "eval_every": min(steps)}
             self.judge("long", best_trial(self.rows)["changes"] | longest)
+        write(f"{self.env}_trials.json", self.rows)  # without those that were not visited
 
     def judge(self, trial: str, changes: Changes) -> float:
-        """Run a trial, store it, and return its last success on `val`."""
+        """Run a trial, store it, and return its last success on `val`; 0 if it diverged."""
+        if COMPARISONS[self.env].steps:
+            steps = ARCHER_STEPS if self.plan.algo == "archer" else TRIAL_STEPS
+            changes = {"steps": steps} | changes
         plan = Plan(self.env, self.what, TRIAL_SEED, trial, tuple(changes.items()))
         common = named(plan) | {"trial": trial, "changes": changes, "settings": fingerprint(plan)}
-        rows = [row for row in self.stored if row == row | common]
+        rows = [row for row in self.stored if row == row | common and row.get("commit") in valid()]
         if not rows:
-            found = [row for row in metrics(train(plan, self.folder)) if "eval/val_success" in row]
-            rows = [common | {"step": r["step"], "val": r["eval/val_success"]} for r in found]
+            rows = [common | row for row in judged(plan, self.folder)]
         self.rows += rows
         self.stored = [row for row in self.stored if row["trial"] != trial]
         write(f"{self.env}_trials.json", [*self.rows, *self.stored])
         print(plan.name, changes, [round(row["val"], 3) for row in rows], flush=True)
         return rows[-1]["val"]
+
+
+def judged(plan: Plan, folder: Path) -> Rows:
+    """Run a trial and return its evaluations on `val` with its cost."""
+    try:
+        run = train(plan, folder)
+    except subprocess.CalledProcessError:
+        if not (folder / plan.name / "failed-batch.json").exists():  # it has not diverged
+            raise
+        return [{"step": 0, "val": 0.0, "failed": True, "commit": commit()}]
+    meta, rows = json.loads((run / "meta.json").read_text()), metrics(run)
+    spent = cost(meta, [row for row in rows if "time/rollout" in row])
+    evaluations = [row for row in rows if "eval/val_success" in row]
+    return [{"step": r["step"], "val": r["eval/val_success"]} | spent for r in evaluations]
 
 
 def next_rate(success: dict[float, float]) -> float | None:
@@ -332,10 +357,17 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
         if rows := trials(env, name):
             steps = horizons(env, plan.algo)
             long = [row for row in rows if row["trial"] == "long" and row["step"] in steps]
-            changes = best_trial(rows)["changes"]
-            changes |= {"steps": max(long, key=lambda row: row["val"])["step"]} if long else {}
+            changes = long[0]["changes"] if long else best_trial(rows)["changes"]
+            changes = {key: value for key, value in changes.items() if key != "eval_every"}
+            changes |= {"steps": horizon(long)} if long else {}
             return Plan(env, what, seed, "", tuple(changes.items()))
     return plan
+
+
+def horizon(long: Rows) -> int:
+    """Return the smallest number of updates whose success is within NEAR_BEST of the best."""
+    best = max(row["val"] for row in long)
+    return min(row["step"] for row in long if row["val"] >= best - NEAR_BEST)
 
 
 # records
@@ -369,6 +401,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "init": plan.start.what if plan.start else "base",
         "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
         "minutes": round(sum(map(seconds_of, [*updates, *evaluations])) / 60, 1),
+        "start_seconds": seconds_before(plan, run),
         "settings": fingerprint(plan),
     }
     rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
@@ -377,11 +410,34 @@ def records(plan: Plan, run: Path) -> Rows:
     return rows
 
 
+def seconds_before(plan: Plan, run: Path) -> float:
+    """Return the seconds of the run that a run starts from; 0 for the initial model."""
+    if plan.start is None:
+        return 0.0
+    before = run.parent / plan.start.name
+    return cost(*read(before)[::2])["seconds"] + seconds_before(plan.start, before)
+
+
 def by_task(run: Path, step: int) -> str:
     """Return the success of each task in an evaluation of the first split, in percent and in the
     order of the tasks' names, such as `60 0 100`."""
     outcomes = read_record(Run(run)).outcomes(step) or {}
     return " ".join(f"{100 * mean(row):.3g}" for _, row in sorted(outcomes.items()))
+
+
+@cache
+def commit() -> str:
+    """Return the commit of the working tree."""
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout[:-1]
+
+
+ALSO: list[str] = []  # commits whose results are those of this one
+
+
+def valid() -> list[str]:
+    """Return the commits whose records are not repeated."""
+    return [commit(), *ALSO]
 
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
@@ -453,10 +509,10 @@ def load(name: str) -> Rows:
 def write(name: str, rows: Rows) -> None:
     """Replace the stored records of the same runs; the others stay."""
     known = set(map(run_key, rows))
-    with FILES:
+    with FileLock(RESULTS / ".lock"):
         kept = [row for row in load(name) if run_key(row) not in known]
         everything = sorted([*kept, *rows], key=run_key)
-        (RESULTS / name).write_text(json.dumps(everything, indent=1) + "\n")
+        files.replace_text(RESULTS / name, json.dumps(everything, indent=1) + "\n")
     print(f"{len(rows)} records of {len(everything)} in docs/results/{name}")
 
 
@@ -477,9 +533,10 @@ def store(plan: Plan, run: Path) -> None:
     name, rows = result_name(plan), records(plan, run)
     write(f"{name}.json", rows)
     for row in rows:
-        if row["split"] == "test" and (known := preset(plan)):
+        if row["split"] == "test" and (known := preset(plan)) and plan.what not in SOURCES:
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
-            reproduce.store_result(known, row["seed"], found)
+            with FileLock(RESULTS / ".lock"):
+                reproduce.store_result(known, row["seed"], found)
     curves = [curve(plan, run)] if plan.what in PLAYERS else []
     for kind, found in (("critic", critic_records(plan, run)), ("curves", curves)):
         if found:
@@ -493,8 +550,8 @@ def is_tuned(what: str) -> bool:
 
 def is_stored(plan: Plan) -> bool:
     """Return whether the results have a record of a run with the same settings."""
-    common = named(plan) | {"settings": fingerprint(plan)}
-    return any(row == row | common for row in load(f"{result_name(plan)}.json"))
+    common, rows = named(plan) | {"settings": fingerprint(plan)}, load(f"{result_name(plan)}.json")
+    return any(row == row | common and row["commit"] in valid() for row in rows)
 
 
 def tune(env: str, what: str, folder: Path, missing: bool) -> None:
@@ -519,18 +576,35 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--folder", type=Path, help="of the runs; default: runs/results/ENV")
     parser.add_argument("--missing", action="store_true", help="only what has no record")
+    parser.add_argument("--also", nargs="+", default=[], metavar="COMMIT", help="see above")
     parser.add_argument("--trials", action="store_true", help="only the trials")
     asked = parser.parse_args()
+    ALSO.extend(asked.also)
     folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    names = asked.only or COMPARISONS[asked.env].names
+    every = (*COMPARISONS[asked.env].names, *ABLATIONS.get(asked.env, ()))
+    names = asked.only or every
+    failed: list[str] = []
+
+    def measure(what: str) -> None:
+        try:
+            tune(asked.env, what, folder, asked.missing)
+            if not asked.trials:
+                compare(asked.env, what, folder, asked.missing)
+        except (Exception, SystemExit) as error:  # the others go on
+            failed.append(f"{what}: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+
     with ThreadPoolExecutor(asked.jobs) as pool:
         first = [name for name in names if name == "sft"]  # others start from it
-        for group in (first, [name for name in names if name not in first]):
-            list(pool.map(lambda what: tune(asked.env, what, folder, asked.missing), group))
-        if asked.trials:
-            return
-        list(pool.map(lambda what: compare(asked.env, what, folder, asked.missing), names))
+        last = [name for name in names if not is_tuned(name)]  # with the settings of others
+        rest = [name for name in names if name not in (*first, *last)]
+        for group in (first, rest, last):
+            list(pool.map(measure, group))
+    if failed:
+        raise SystemExit("\n".join(failed))
+    if asked.trials:
+        return
     plans = [best_plan(asked.env, what, s) for what in names for s in seeds(asked.env, what)]
     runs = [str(folder / plan.name) for plan in plans if is_done(folder / plan.name)]
     print(markdown(gather(runs)) if runs else "no run")

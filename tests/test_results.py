@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CalledProcessError
+from time import sleep
 from typing import Any
 
 import pytest
@@ -55,11 +58,15 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     def train(plan: Plan, folder: Path) -> Path:
         changes: dict[str, Any] = dict(plan.changes)
         done.append(plan.trial)
-        steps = [6, 12, 18, 24, 30, 36, 42, 48] if "steps" in changes else [12]
+        steps = [6, 12, 18, 24, 30, 36, 42, 48] if changes["steps"] == 48 else [changes["steps"]]
         rows = [{"step": step, "eval/val_success": success(plan, step)} for step in steps]
         run = folder / plan.name
         run.mkdir(exist_ok=True)
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run / "meta.json").write_text(json.dumps({"git": {"commit": results.commit()}}))
+        if plan.trial == "rate_0.003":
+            (run / "failed-batch.json").touch()
+            raise CalledProcessError(1, "agentrl")
         return run
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
@@ -69,15 +76,58 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
     assert done == [*rates, "size_0.5", "size_2", "long"]
     stored = results.load("twentyq_trials.json")
+    assert [row["val"] for row in stored if row["trial"] == "rate_0.003"] == [0.0]  # it diverged
     results.tune("twentyq", "grpo", tmp_path, missing=True)
     assert len(done) == 8 and results.load("twentyq_trials.json") == stored
-    (tmp_path / "twentyq_trials.json").write_text(json.dumps(stored[2:]))
+    old = [stored[1] | {"commit": "0"}, stored[2] | {"trial": "rate_1", "val": 1.0}]
+    (tmp_path / "twentyq_trials.json").write_text(json.dumps([*old, *stored[2:]]))
     results.tune("twentyq", "grpo", tmp_path, missing=True)
-    assert done[8:] == rates[:2] and len(results.load("twentyq_trials.json")) == len(stored)
+    assert done[8:] == rates[:2] and results.load("twentyq_trials.json") == stored
     chosen = dict(best_plan("twentyq", "grpo", 0).changes)
     assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 3000, "steps": 12}
     assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
     assert not best_plan("twentyq", "rft", 0).changes
+
+
+def test_shortest_of_equally_good_horizons_is_chosen():
+    rows = [{"step": step, "val": val} for step, val in ((6, 0.7), (12, 0.88), (24, 0.9))]
+    assert results.horizon(rows) == 12
+    assert results.horizon([*rows, {"step": 48, "val": 0.95}]) == 48
+
+
+def test_records_of_other_commits_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "fingerprint", repr)
+    plan = Plan("wiki", "grpo", 1)
+    row = results.named(plan) | {"settings": repr(plan), "commit": results.commit()}
+    (tmp_path / "wiki.json").write_text(json.dumps([row]))
+    assert results.is_stored(plan)
+    (tmp_path / "wiki.json").write_text(json.dumps([row | {"commit": "0"}]))
+    assert not results.is_stored(plan)
+    monkeypatch.setattr(results, "ALSO", ["0"])
+    assert results.is_stored(plan)
+
+
+def test_untuned_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="sft, which has no trials"):
+        _ = Plan("wiki", "dpo", 1).start
+
+
+def test_two_processes_train_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan, started = Plan("twentyq", "grpo", 0), []
+
+    def slowly(command: list[str], **options: Any) -> None:
+        started.append(command)
+        sleep(0.2)  # without a checkpoint so far
+        run = tmp_path / plan.name
+        run.mkdir()
+        (run / "meta.json").write_text('{"status": "done"}')
+
+    monkeypatch.setattr(results.subprocess, "run", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert len({*pool.map(lambda _: results.train(plan, tmp_path), range(2))}) == 1
+    assert len(started) == 1
 
 
 def test_record_has_the_success_of_each_task(tmp_path: Path):
