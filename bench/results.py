@@ -415,7 +415,8 @@ def seconds_before(plan: Plan, run: Path) -> float:
     if plan.start is None:
         return 0.0
     before = run.parent / plan.start.name
-    return cost(*read(before)[::2])["seconds"] + seconds_before(plan.start, before)
+    meta, _, updates = read(before)
+    return cost(meta, updates)["seconds"] + seconds_before(plan.start, before)
 
 
 def by_task(run: Path, step: int) -> str:
