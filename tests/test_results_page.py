@@ -17,8 +17,9 @@ OTHER_PAGES = {  # which name a record without quoting its figures
     "reliability": "reliability.md", "performance": "performance.md", "gpu": "performance.md",
     "phases": "performance.md", "memory_plan": "scaling.md", "wiki_cost": "wiki.md",
     "trl_learning": "performance.md", "smollm2_cost": "real_models.md",
-    "stepagent_courier": "algorithms.md", "parity": "algorithms.md", "smollm2": "real_models.md",
+    "stepagent_courier": "findings.md", "parity": "algorithms.md", "smollm2": "real_models.md",
     "smollm2_curves": "real_models.md", "arithmetic_smollm2_trials": "real_models.md",
+    "twentyq_ablations_critic": "results.md", "arithmetic_ablations_critic": "results.md",
 }  # fmt: skip
 RECORDS = ROOT / "docs" / "results"
 PAGE = (ROOT / "docs" / "results.md").read_text()

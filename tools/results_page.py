@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +48,7 @@ COMPARED = (
 )  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 BASELINES = ("grpo", "rft")
+ONLY_IN_FINDINGS = ("guard_", "tot_", "drift_steps")  # figures of critics.json without a row
 WIDTH = 120
 Row = dict[str, Any]
 Runs = list[Row]  # the seeds of one configuration on one split
@@ -238,17 +238,13 @@ def trials() -> str:
 def critic_quality() -> str:
     """Return the values of docs/results/critics.json, with a column for each environment."""
     found = load("critics")
-    names = sorted(
-        {key.removesuffix(f"_{w}") for key in found for w in ENVIRONMENTS if key.endswith(w)}
-    )
+    shown = [key for key in found if not key.startswith(ONLY_IN_FINDINGS)]
+    names = {key.removesuffix(f"_{w}") for key in shown for w in ENVIRONMENTS if key.endswith(w)}
     cells = []
-    for name in names:
-        label = re.sub(r"^(.+)_s(\d+)$", r"`\1`, seed \2", name)
-        if guard := re.fullmatch(r"(guard_[a-z]+)_(.+)", name):
-            label = f"`{guard[1]}`, {guard[2].replace('_', ' ')}"
+    for name in sorted(names):
         values = [found.get(f"{name}_{env}") for env in ENVIRONMENTS]
         texts = ["" if v is None else f"{v:,.0f}" if abs(v) >= 10 else f"{v:.2f}" for v in values]
-        cells.append([f"`{name}`" if label == name else label, *map(minus, texts)])
+        cells.append([f"`{name}`", *map(minus, texts)])
     return markdown(" | ".join(["figure", *ENVIRONMENTS.values()]), cells)
 
 
@@ -335,7 +331,6 @@ def page() -> str:
     """Return docs/results.md."""
     rows = {name: load(env) for env, name in ENVIRONMENTS.items()}
     spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
-    ablated = {f"{env}_ablations": f"{ENVIRONMENTS[env]}, ablations" for env in ABLATIONS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += (
         "stepagent_cost",
@@ -351,7 +346,7 @@ def page() -> str:
         "differences": differences(rows, spread),
         "tuning": tuning(),
         "trials": trials(),
-        "written": critics("nlac/brier", WRITTEN, ENVIRONMENTS | ablated),
+        "written": critics("nlac/brier", WRITTEN, ENVIRONMENTS),
         "scalar": critics("critic/brier", SCALAR, ENVIRONMENTS),
         "critic_quality": critic_quality(),
         "delayed_credit_table": delayed_credit(load("delayed_credit")),

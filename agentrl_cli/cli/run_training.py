@@ -39,7 +39,14 @@ from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.training import memory_plan
-from agentrl_cli.training.build import Parts, build_parts, busy_machine, pick_device, slow_dtype
+from agentrl_cli.training.build import (
+    Parts,
+    build_parts,
+    busy_machine,
+    pick_device,
+    slow_dtype,
+    unfiltered_imitation,
+)
 from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
 from agentrl_cli.training.loop import Listener, StopTraining, interruptible, train
@@ -72,7 +79,8 @@ def train_new_run(
                 if (warmup := cfg.algo.get("critic_warmup") or 0) >= cfg.steps > 0:
                     line = f"warning: the policy does not train in the first {warmup} updates"
                     echo_err(f"{line} (algo.critic_warmup); give steps above {warmup}")
-                for hint in filter(None, (busy_machine(), slow_dtype(cfg))):
+                hints = (unfiltered_imitation(cfg), busy_machine(), slow_dtype(cfg))
+                for hint in filter(None, hints):
                     echo_err(hint)
                 attach_loggers(run, cfg, parts)
             with closing(parts), suppress(StopTraining):

@@ -21,7 +21,7 @@ from agentrl_cli.core.launch import is_first_process, require_single_process, va
 from agentrl_cli.core.terminal import echo_err, has_lost_stdout, terminal_width
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.checkpoints import Checkpoint
-from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.find import RUNS, find_run
 from agentrl_cli.runs.run import Run
 
 if TYPE_CHECKING:
@@ -73,11 +73,28 @@ def print_result(run: Run) -> None:
 def validate_new(cfg: DictConfig, *, dry: bool = False) -> None:
     """Raise UserError if a new run cannot have this configuration, as far as no model is needed."""
     if cfg.init is not None and not is_folder(Path(cfg.init)):
-        find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
+        try:
+            find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
+        except UserError as error:
+            if error.code != "unknown-run" or not (command := first_command(cfg)):
+                raise
+            line = f"run '{cfg.init}' not found; train it first with '{command}', or give init=RUN"
+            raise UserError(line, code=error.code) from None
     validate_launch(cfg, dry=dry)
     if cfg.choices.get("search"):
         line = "search needs a trained critic; train without it, then run agentrl eval RUN"
         raise UserError(line, code="search-in-training")
+
+
+def first_command(cfg: DictConfig) -> str | None:
+    """Return the command that trains the run from which a recipe starts, if `init` is its name."""
+    recipe, name = cfg.choices.get("recipe"), Path(cfg.init).name
+    for algo in ("sft", "nlac_role_sft"):
+        if recipe and name == f"{recipe}_{algo}_s{cfg.seed}":
+            words = [f"recipe={recipe}", f"algo={algo}", f"seed={cfg.seed}", f"name={name}"]
+            words += [f"runs={cfg.runs}"] if Path(cfg.runs) != RUNS else []
+            return f"agentrl train {shlex.join(words)}"
+    return None
 
 
 def sweep_command(overrides: list[str], config_dir: Path | None) -> str:

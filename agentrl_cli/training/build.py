@@ -417,6 +417,15 @@ def slow_dtype(cfg: DictConfig) -> str | None:
     return f"{line}; give model.dtype=float32"
 
 
+def unfiltered_imitation(cfg: DictConfig) -> str | None:
+    """Return a hint if `algo=sft` has no demonstrations and so imitates failed episodes, too."""
+    chosen = cfg.choices
+    if chosen.get("algo") != "sft" or cfg.data.demos or chosen.get("ablation") == "own_play":
+        return None
+    line = "warning: without data.demos algo=sft imitates all episodes of the policy, failures too"
+    return f"{line}; give data.demos=FILE or expert:N, or algo=rft for successes alone"
+
+
 def keep_freed_memory() -> None:
     """Configure glibc to keep freed memory. Otherwise every large tensor on the CPU consists of new
     pages, which the system clears first: 7 % of the time of an update for a model with the layers

@@ -128,6 +128,13 @@ def test_impossible_setting_is_refused(tmp_path: Path, overrides: str):
     )  # fmt: skip
 
 
+def test_missing_sft_of_a_recipe_is_named(tmp_path: Path):
+    with pytest.raises(UserError) as caught:
+        start(["recipe=twentyq", "algo=dpo", "seed=3", f"runs={tmp_path}"])
+    command = f"recipe=twentyq algo=sft seed=3 name=twentyq_sft_s3 runs={tmp_path}"
+    assert caught.value.code == "unknown-run" and command in str(caught.value)
+
+
 @pytest.mark.parametrize("option", ["gpu", "ray"])
 def test_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

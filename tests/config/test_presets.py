@@ -56,6 +56,13 @@ def test_small_gpu_recipe_keeps_the_parts_of_its_base():
     assert (cfg.algo.turns_per_update, cfg.choices.hardware) == (256, "gpu_24gb")
 
 
+def test_paper_recipe_keeps_the_settings_of_archer():
+    plain, paper = (
+        check(compose([*chosen, "algo=archer"])).algo for chosen in ([], ["recipe=paper_twentyq"])
+    )
+    assert plain == paper
+
+
 @pytest.mark.parametrize("option", ["rollout=solve", "rollout=serve", "rollout=browse"])
 def test_old_rollouts_compose(option: str):
     assert check(compose(["algo=grpo", option])).choices.rollout == "play"

@@ -28,6 +28,7 @@ from agentrl_cli.training.build import (
     busy_machine,
     set_threads,
     slow_dtype,
+    unfiltered_imitation,
 )
 from agentrl_cli.training.learner import NonFiniteError
 from agentrl_cli.training.loop import due, rollout_metrics
@@ -355,6 +356,14 @@ def test_slow_dtype_gets_a_hint(
 ):
     monkeypatch.setattr("agentrl_cli.training.build.cpu_has_bfloat16", lambda: has_instructions)
     assert (slow_dtype(compose([f"model.dtype={dtype}"])) is not None) == is_hinted
+
+
+@pytest.mark.parametrize(("overrides", "is_hinted"), [
+    (["algo=sft"], True), (["algo=sft", "data.demos=expert:4"], False), (["algo=rft"], False),
+    (["recipe=twentyq", "algo=sft", "ablation=own_play"], False), (["algo=nlac_role_sft"], False),
+])  # fmt: skip
+def test_sft_without_demonstrations_gets_a_hint(overrides: list[str], is_hinted: bool):
+    assert (unfiltered_imitation(compose(overrides)) is not None) == is_hinted
 
 
 @pytest.mark.slow
