@@ -115,6 +115,7 @@ class OpenAIChat:
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)  # by key
     requests: int = field(default=0, init=False, repr=False)
+    has_answered: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
@@ -144,7 +145,8 @@ class OpenAIChat:
         """Return the model's answer.
 
         Raises SimulatorError if the endpoint gives none after all retries, EmptyAnswer if the
-        answer has no text, RunAborted if the key is refused, UserError if no model is named.
+        answer has no text, RunAborted if the key is refused or the model is gone, UserError if no
+        model is named or the server has none of that name.
         """
         if self.model is None:
             raise UserError("no model is named; give env.llm.model=NAME", code="no-model")
@@ -210,11 +212,12 @@ class OpenAIChat:
             lacks_model = str(self.model) in line and UNSERVED.search(line)
             if isinstance(error, openai.NotFoundError) or lacks_model:
                 line = f"the server has no model '{self.model}' ({line})"
-                raise UserError(f"{line}; name a model that it serves", code="no-model") from None
+                kind = RunAborted if self.has_answered else UserError  # the model was removed
+                raise kind(f"{line}; name a model that it serves", code="no-model") from None
             status = getattr(error, "status_code", 500)
             is_refused = status < 500 and status not in PASSING
             raise (RefusedPrompt if is_refused else SimulatorError)(line) from None
-        choice = text = None
+        self.has_answered, choice, text = True, None, None
         with suppress(AttributeError, LookupError, TypeError):
             choice = answer.choices[0]
             text = choice.message.content
