@@ -287,7 +287,9 @@ def available_bytes(cfg: DictConfig) -> int | None:
     if given is not None:
         return int(given * GIB)
     if device_type(cfg) == "cuda":
-        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+        number, count = cfg.hardware.device.partition(":")[2], torch.cuda.device_count()
+        chosen = int(number) if number.isdecimal() and int(number) < count else None
+        return torch.cuda.mem_get_info(chosen)[0] if torch.cuda.is_available() else None
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if cfg.hardware.get("strategy") else 1
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *group_limits()]) // processes
