@@ -152,7 +152,7 @@ class EvalConfig:
     episodes_per_task: Annotated[
         int, Field(ge=1, le=MOST_EPISODES, description="Sampled episodes of each task.")
     ]
-    temperature: Annotated[float, Field(description="Sampling temperature.")]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
     tasks: Annotated[int | None, Field(ge=1, description="Tasks of each split; null: all.")]
     greedy: Annotated[bool, Field(description="Also play one episode per task at temperature 0.")]
     baseline: Annotated[bool, Field(description="Also evaluate the initial weights.")]

@@ -55,6 +55,10 @@ class EmptyAnswer(SimulatorError):
     """The answer of a simulator holds no text."""
 
 
+class RefusedPrompt(SimulatorError):
+    """The model refuses this prompt, for example because it is too long; others may be answered."""
+
+
 class EnvTimeout(EpisodeError):
     """A call of the environment exceeded its time limit."""
 

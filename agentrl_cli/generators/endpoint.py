@@ -25,7 +25,14 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
+from agentrl_cli.core.errors import (
+    EmptyAnswer,
+    GeneratorError,
+    RefusedPrompt,
+    RunAborted,
+    SimulatorError,
+    UserError,
+)
 from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import Message, derive_seed
@@ -39,6 +46,7 @@ TORCH_LOCK = Lock()  # the random state of torch belongs to the process
 LOCK = Lock()  # to make the client, and to store an answer
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
+PASSING = (408, 409, 429)  # statuses below 500 after which another attempt may succeed
 BYTES = 256  # smaller token ids are the bytes of a text
 Rows = list[Any]  # messages as JSON
 
@@ -107,6 +115,7 @@ class OpenAIChat:
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)  # by key
     requests: int = field(default=0, init=False, repr=False)
+    has_answered: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
@@ -136,7 +145,8 @@ class OpenAIChat:
         """Return the model's answer.
 
         Raises SimulatorError if the endpoint gives none after all retries, EmptyAnswer if the
-        answer has no text, RunAborted if the key is refused, UserError if no model is named.
+        answer has no text, RunAborted if the key is refused or the model is gone, UserError if no
+        model is named or the server has none of that name.
         """
         if self.model is None:
             raise UserError("no model is named; give env.llm.model=NAME", code="no-model")
@@ -202,9 +212,12 @@ class OpenAIChat:
             lacks_model = str(self.model) in line and UNSERVED.search(line)
             if isinstance(error, openai.NotFoundError) or lacks_model:
                 line = f"the server has no model '{self.model}' ({line})"
-                raise UserError(f"{line}; name a model that it serves", code="no-model") from None
-            raise SimulatorError(line) from None
-        choice = text = None
+                kind = RunAborted if self.has_answered else UserError  # the model was removed
+                raise kind(f"{line}; name a model that it serves", code="no-model") from None
+            status = getattr(error, "status_code", 500)
+            is_refused = status < 500 and status not in PASSING
+            raise (RefusedPrompt if is_refused else SimulatorError)(line) from None
+        self.has_answered, choice, text = True, None, None
         with suppress(AttributeError, LookupError, TypeError):
             choice = answer.choices[0]
             text = choice.message.content
@@ -327,15 +340,19 @@ class EndpointGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return completions with NaN log-probs. RunAborted if the server gives no answer."""
+        """Return completions with NaN log-probs. Raises GeneratorError if some prompts are refused,
+        RunAborted if the server gives no answer."""
         pairs = list(zip(prompts, seeds, strict=True))
         calls = [(ids, derive_seed(seed, j)) for ids, seed in pairs for j in range(sampling.n)]
 
-        def answer_to(call: tuple[list[int], int]) -> Answer:
+        def answer_to(call: tuple[list[int], int]) -> Answer | SimulatorError:
             messages = messages_of(call[0], self.roles, self.end)
-            return self.chat.ask(messages, call[1], sampling.temperature, sampling.max_tokens)
+            try:
+                return self.chat.ask(messages, call[1], sampling.temperature, sampling.max_tokens)
+            except (EmptyAnswer, RefusedPrompt) as error:
+                return error
 
-        answers = list[Answer]()
+        answers = list[Answer | SimulatorError]()
         with ThreadPoolExecutor(self.workers) as pool:
             try:
                 for answer in pool.map(answer_to, calls):
@@ -349,10 +366,17 @@ class EndpointGenerator(Generator):
                     "see that the server runs, and keep answers with model.request.cache=FILE"
                 )  # fmt: skip
                 raise RunAborted(f"{error}; {again}", code="endpoint-lost") from error
-        self.tokens_read += sum(answer.read for answer in answers)
-        self.tokens_written += sum(answer.written for answer in answers)
-        found = iter(map(self._completion, answers))
-        return [[next(found) for _ in range(sampling.n)] for _ in prompts]
+        good = [answer for answer in answers if isinstance(answer, Answer)]
+        self.tokens_read += sum(answer.read for answer in good)
+        self.tokens_written += sum(answer.written for answer in good)
+        refused = [answer for answer in answers if isinstance(answer, SimulatorError)]
+        found: list[Any] = []
+        for k in range(0, len(answers), sampling.n):
+            row = [answer for answer in answers[k : k + sampling.n] if isinstance(answer, Answer)]
+            found.append([*map(self._completion, row)] if len(row) == sampling.n else None)
+        if refused:
+            raise GeneratorError(str(refused[0]), found)
+        return found
 
     def usage(self) -> dict[str, float]:
         """Return the tokens read and written so far, and their cost."""

@@ -325,8 +325,24 @@ def batch_sizes(
         yield stored, rows * (len(prompt) - 1 + max_tokens * most)
 
 
+def check_layers(module: PreTrainedModel) -> None:
+    """Raise UserError if the layers differ in their sizes, or if some share keys and values."""
+    config = module.config.get_text_config(decoder=True)
+    names = ("head_dim", "num_key_value_heads", "intermediate_size")
+    try:
+        is_uniform = not any(isinstance(getattr(config, name, None), list) for name in names)
+    except RuntimeError:  # raised by Transformers for a size of its own in each layer
+        is_uniform = False
+    if not is_uniform or getattr(config, "num_kv_shared_layers", 0):
+        line = f"layers of {config.model_type} differ in their sizes or share keys and values"
+        line += "; use a model whose layers are all alike"
+        raise UserError(line, code="layer-not-cacheable")
+
+
 def token_bytes(module: PreTrainedModel) -> int:
-    """Return the bytes of one token's keys and values according to the model's configuration."""
+    """Return the bytes of one token's keys and values according to the model's configuration.
+    Raises UserError if its layers are not alike."""
+    check_layers(module)
     config = module.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

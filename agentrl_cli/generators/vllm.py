@@ -297,6 +297,7 @@ class Server:
     def __init__(self, url: str, *, requests: int, timeout: float) -> None:
         self.url, self.timeout = url, timeout
         self.loaded: set[str] = set()  # names of adapters
+        self.unchecked: set[str] = set()  # of these, without a comparison of log-probs
         self.loading = asyncio.Lock()
         self.slots = asyncio.Semaphore(requests)
         key = os.environ.get(API_KEY)
@@ -341,11 +342,13 @@ class Server:
                 line += f" {folder}; use a vLLM server that loads adapters"
                 raise RunAborted(line, code="adapter-refused")
             self.loaded.add(adapter.name)
+            self.unchecked.add(adapter.name)
 
     async def unload(self, name: str) -> None:
         """Unload the adapter if it is loaded; ignore a server that is gone."""
         if name in self.loaded:
             self.loaded.discard(name)
+            self.unchecked.discard(name)
             with suppress(ServerFault, Refusal):
                 await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
@@ -457,7 +460,6 @@ class VLLMGenerator(Generator):
     folder: Path | None = field(default=None, init=False, repr=False)  # of adapters
     router: PrefixRouter = field(init=False, repr=False)
     loaded: dict[str, Adapter] = field(default_factory=dict, init=False, repr=False)  # by model
-    unchecked: set[Adapter] = field(default_factory=set, init=False, repr=False)
     numbers: Any = field(default_factory=count, init=False, repr=False)  # of adapters
     meter: defaultdict[str, float] = field(init=False, repr=False)
     pulling: Any = field(default_factory=Lock, init=False, repr=False)
@@ -615,7 +617,7 @@ class VLLMGenerator(Generator):
         ]
         done = count(1)
 
-        async def counted(request: Request, home: int) -> Completion:
+        async def counted(request: Request, home: int) -> tuple[Server, Completion]:
             answer = await self._complete(request, home)
             if self.activity is not None:
                 self.activity.answered = next(done) / len(requests)
@@ -623,9 +625,8 @@ class VLLMGenerator(Generator):
 
         calls = [counted(*pair) for pair in zip(requests, homes, strict=True)]
         answers = wait_for(_gather(calls, faults=True))
-        if adapter in self.unchecked:
-            self._check_gap(model, adapter, requests, answers, homes)
-        return answers
+        self._check_gap(model, adapter, requests, answers)
+        return [one if isinstance(one, ServerFault) else one[1] for one in answers]
 
     def _pull(self, model: str) -> Adapter:
         """Return the adapter with the current weights. Raises ServerFault if no server answers."""
@@ -646,10 +647,8 @@ class VLLMGenerator(Generator):
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             if old is not None:
-                self.unchecked.discard(old)
                 shutil.rmtree(old.folder, ignore_errors=True)
             self.loaded[model] = new
-            self.unchecked.add(new)
             self.meter["loads"] += 1.0
             self.meter["sync_seconds"] += time.perf_counter() - began
             return new
@@ -659,27 +658,31 @@ class VLLMGenerator(Generator):
         model: str,
         adapter: Adapter,
         requests: list[Request],
-        answers: list[Completion | ServerFault],
-        homes: list[int],
+        answers: list[tuple[Server, Completion] | ServerFault],
     ) -> None:
-        """Recompute a few answers of each server; raise RunAborted if log-probs differ too much."""
-        taken, gaps, module = Counter[int](), list[float](), self.models.module(model)
-        for request, answer, home in zip(requests, answers, homes, strict=True):
-            if isinstance(answer, Completion) and taken[home] < CHECKED_COMPLETIONS:
-                taken[home] += 1
-                own = recompute_logprobs(module, request.prompt, answer.ids)
-                gaps += [abs(a - b) for a, b in zip(own, answer.logprobs, strict=True)]
-        if not gaps:
-            return
-        self.unchecked.discard(adapter)
-        gap, limit = sum(gaps) / len(gaps), self.max_logp_diff
-        for key, value in {"logp_diff_mean": gap, "logp_diff_max": max(gaps)}.items():
-            self.meter[key] = max(value, self.meter[key])
-        if limit is not None and not gap <= limit:
-            line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"
-            line += f" and '{self.models.config.path}' here (limit {limit:g}); serve that model"
-            line += " in its dtype, or raise hardware.generator.max_logp_diff"
-            raise RunAborted(line, code="logprob-gap")
+        """Recompute a few of each server's first answers; raise RunAborted if the log-probs of a
+        server differ too much."""
+        taken, gaps = Counter[Server](), defaultdict[Server, list[float]](list)
+        module = self.models.module(model)
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, ServerFault):
+                continue
+            server, found = answer
+            if adapter.name in server.unchecked and taken[server] < CHECKED_COMPLETIONS:
+                taken[server] += 1
+                own = recompute_logprobs(module, request.prompt, found.ids)
+                gaps[server] += [abs(a - b) for a, b in zip(own, found.logprobs, strict=True)]
+        for server, found in gaps.items():
+            server.unchecked.discard(adapter.name)
+            gap, limit = sum(found) / len(found), self.max_logp_diff
+            for key, value in {"logp_diff_mean": gap, "logp_diff_max": max(found)}.items():
+                self.meter[key] = max(value, self.meter[key])
+            if limit is not None and not gap <= limit:
+                line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between"
+                line += f" {server.url} and '{self.models.config.path}' here (limit {limit:g});"
+                line += " serve that model in its dtype, or raise"
+                line += " hardware.generator.max_logp_diff"
+                raise RunAborted(line, code="logprob-gap")
 
     def _vocabulary(self, model: str) -> int:
         return self.models.module(model).config.get_text_config().vocab_size
@@ -703,10 +706,15 @@ class VLLMGenerator(Generator):
         pairs = [(server, adapter) for server in self.servers for adapter in adapters]
         await _gather(server.unload(adapter.name) for server, adapter in pairs)
 
-    async def _complete(self, request: Request, home: int) -> Completion:
+    async def _complete(self, request: Request, home: int) -> tuple[Server, Completion]:
+        """Return the server that answered and its completion."""
         size = len(self.servers)
-        order = [self.servers[(home + k) % size] for k in range(size)]
-        return await self._retry(lambda i: order[i % size].complete(request), size)
+
+        async def attempt(i: int) -> tuple[Server, Completion]:
+            server = self.servers[(home + i) % size]
+            return server, await server.complete(request)
+
+        return await self._retry(attempt, size)
 
     async def _retry(self, attempt: Callable[[int], Awaitable[Result]], servers: int = 1) -> Result:
         """Return the first result without a fault; pause after each of `servers` was tried."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -135,6 +136,8 @@ def explain_read_errors(kind: str, source: str | Path) -> Iterator[None]:
     """Turn any error of a library that reads a foreign file or folder into a UserError."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         if kind != "weights" and (file := _adapter_on_hub(str(source))):
             remedy = "init=FOLDER, the folder of the downloaded adapter"
@@ -246,6 +249,7 @@ def _convert(file: Path, folder: Path) -> None:
     with explain_read_errors("a model", file), redirect_stderr(io.StringIO()):  # a bar of tqdm
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         config = AutoConfig.from_pretrained(source, **options)
+        _check_positions(file, config)
         loaded, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             source,
             dtype=torch.float32,
@@ -265,6 +269,23 @@ def _convert(file: Path, folder: Path) -> None:
     except SafetensorError as error:  # of a full disk
         raise OSError(str(error)) from error
     tokenizer.save_pretrained(folder)
+
+
+def _check_positions(file: Path, config: Any) -> None:
+    """Raise UserError if the file scales its rotary positions and Transformers ignored that."""
+    from gguf import GGUFReader
+
+    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rotary.get("rope_type", "default") != "default":
+        return
+    reader, keys = GGUFReader(file), (".rope.scaling.type", ".rope.scaling.factor")
+    fields = [field for name, field in reader.fields.items() if name.endswith(keys)]
+    factors = [t for t in reader.tensors if t.name.startswith(("rope_freqs", "rope_factors"))]
+    if factors or any(field.contents() not in ("none", 0, 1) for field in fields):
+        line = f"'{file}' scales its rotary positions, which the conversion of GGUF files ignores"
+        raise UserError(
+            f"{line}; give the model's folder with safetensors", code="unsupported-gguf"
+        )
 
 
 def _sha256(file: Path) -> str:

@@ -162,7 +162,9 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
     if implementation == FLEX:
         mask = block_mask(columns, labels)
     else:
-        mask = additive(visibility(queries, columns, labels), model.dtype)
+        is_mixed = numbers.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        dtype = torch.float32 if is_mixed else model.dtype  # that of queries, see below
+        mask = additive(visibility(queries, columns, labels), dtype)
         if implementation in SPLIT.values() and mask.device.type == "cpu":
             mask = split_into_blocks(queries, labels, mask)
     hidden = model.base_model(

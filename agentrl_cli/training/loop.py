@@ -17,7 +17,6 @@ from agentrl_cli.core.errors import (
     DistributedError,
     GeneratorError,
     RunAborted,
-    UserError,
 )
 from agentrl_cli.core.launch import LAUNCH
 from agentrl_cli.core.terminal import echo_err
@@ -76,6 +75,8 @@ def train(
                 run.log(0, evaluation := timed_evaluation(parts, run, 0))
                 saver.keep_if_best()
                 tell("on_evaluation", evaluation)
+        if ranks.any(ranks.is_main and not run.checkpoints(), "first checkpoint"):
+            saver.save(planned=False)  # models between two steps cannot be saved
         is_due = parts.step > 0 and due(parts.step, cfg.eval_every, cfg.steps)
         is_due = is_due and (parts.step == cfg.steps or not is_interrupted())
         if is_due and ranks.any(not run.is_evaluated(parts.step), "evaluation"):
@@ -155,10 +156,8 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
         learned = parts.learner.run(algo.update(episodes, parts.buffer), step)
     except DistributedError:
         raise
-    except RunAborted as error:  # the models are between two steps and must not be saved
-        raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
     except Exception as error:
-        if is_out_of_memory(error) or isinstance(error, GeneratorError):
+        if is_out_of_memory(error) or isinstance(error, GeneratorError | RunAborted):
             if stored is not None:
                 parts.buffer.load(stored)
             parts.between_steps = True
@@ -237,7 +236,7 @@ def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]
             except DistributedError:
                 raise
             except RunAborted as error:
-                if parts.ranks.any(parts.between_steps and bool(run.checkpoints()), "stop"):
+                if parts.ranks.any(parts.between_steps, "stop"):
                     kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
                 else:
                     parts.save(run, planned=False)

@@ -21,6 +21,7 @@ from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.generators.hf import check_layers
 from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
 from agentrl_cli.models.load import adapter_sizes, cpu_has_bfloat16, dtype_of, load_shapes
 
@@ -88,12 +89,13 @@ def device_type(cfg: DictConfig) -> str:
 
 def read_shapes(cfg: DictConfig) -> Shapes:
     """Return the sizes of the configured model, read from its config.json. Raises UserError if it
-    cannot be read or adapters match none of its layers."""
+    cannot be read, if its layers differ, or if adapters match none of them."""
     config = as_dataclass(cfg.model, ModelConfig)
     dtype = dtype_of(config, torch.device(device_type(cfg)))
     if cfg.hardware.get("strategy") == "fsdp":  # the dtype of forward passes, not of weights
         dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
+    check_layers(model)
     text, weights = model.config.get_text_config(), dict(model.named_parameters())
     heads, width = text.num_attention_heads, text.hidden_size
     halves = adapter_sizes(model, config.lora) if config.lora else []
@@ -285,7 +287,9 @@ def available_bytes(cfg: DictConfig) -> int | None:
     if given is not None:
         return int(given * GIB)
     if device_type(cfg) == "cuda":
-        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+        number, count = cfg.hardware.device.partition(":")[2], torch.cuda.device_count()
+        chosen = int(number) if number.isdecimal() and int(number) < count else None
+        return torch.cuda.mem_get_info(chosen)[0] if torch.cuda.is_available() else None
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if cfg.hardware.get("strategy") else 1
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *group_limits()]) // processes

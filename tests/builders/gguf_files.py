@@ -6,7 +6,8 @@ import json
 import zipfile
 from pathlib import Path
 
-from gguf import GGUFWriter, TokenType
+import numpy as np
+from gguf import GGUFWriter, RopeScalingType, TokenType
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,7 +22,12 @@ NAMES = {  # of tensors, in GGUF
 
 
 def write_gguf(
-    file: Path, architecture: str = "llama", template: str | None = CHATML
+    file: Path,
+    architecture: str = "llama",
+    template: str | None = CHATML,
+    *,
+    scaling: RopeScalingType | None = None,
+    has_factors: bool = False,
 ) -> PreTrainedModel:
     """Write the file and return the model in float32."""
     tokenizer = tiny_tokenizer()
@@ -37,6 +43,10 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(10000.0)
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
+    if has_factors:
+        writer.add_tensor("rope_freqs.weight", np.full(config.head_dim // 2, 8, np.float32))
     writer.add_vocab_size(config.vocab_size)
     inner = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)

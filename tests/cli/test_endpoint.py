@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -31,6 +31,7 @@ class Server:
 
     def __init__(self) -> None:
         self.says = "Is it alive?"
+        self.refuses: Callable[[int, str], bool] = lambda number, last: False
         self.requests: list[dict[str, Any]] = []
         outer = self
 
@@ -40,7 +41,11 @@ class Server:
                 outer.requests.append(asked)
                 known = asked["model"] == "player"
                 body = outer.answer(asked) if known else {"error": {"message": "no such model"}}
-                self.send_response(200 if known else 404)
+                last = asked["messages"][-1]["content"]
+                is_refused = outer.refuses(len(outer.requests), last)
+                if is_refused:
+                    body = {"error": {"message": "the prompt is too long"}}
+                self.send_response(400 if is_refused else 200 if known else 404)
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
@@ -119,6 +124,27 @@ def test_roles_of_the_model_refine_its_actions(server: Server):
     assert record["eval/test_episodes"] == 2
     played = [r["messages"] for r in server.requests if r["messages"][-1]["role"] == "user"]
     assert any(row["content"] == "Is it a tool?" for rows in played for row in rows)
+
+
+def test_refused_prompt_fails_its_episode(server: Server):
+    server.refuses = lambda number, last: number == 1
+    record = evaluated(server, "eval.episodes_per_task=3")
+    assert record["eval/test_episodes"] == 6 and record["eval/test_failed"] == 1 / 6
+    assert record["endpoint/tokens_read"] == 10 * (len(server.requests) - 1)
+    server.refuses = lambda number, last: True
+    named = ["model=endpoint", f"model.url={server.url}", "model.name=player", "env=twentyq"]
+    done = agentrl("eval", *named, *FEW)
+    assert done.exit_code == 1 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_refused_role_fails_the_episodes(server: Server):
+    """A refused prompt of a role leaves no unrefined action to play."""
+    server.refuses = lambda number, last: last.startswith("A critique")
+    acts = ["eval.act=refined", "env.instructions=short", "env=twentyq", "algo=nlac"]
+    acts += ["algo.policy_target=refined", "algo.num_candidates=2", "algo.separate_critic=false"]
+    named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
+    done = agentrl("eval", *named, *FEW, *acts)
+    assert done.exit_code == 1 and "too long" in done.stderr
 
 
 def test_impossible_requests_are_refused(server: Server):

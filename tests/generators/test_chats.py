@@ -136,6 +136,19 @@ def test_refused_key_stops_the_run(endpoint: Endpoint, status: int):
 
 
 @pytest.mark.extras
+def test_model_that_is_gone_stops_the_run(endpoint: Endpoint):
+    endpoint.statuses = [404, 200, 404]
+    asked = chat(base_url=endpoint.url)
+    with pytest.raises(UserError) as refused:
+        asked(ASKED, 7)
+    assert (refused.value.code, refused.value.exit_code) == ("no-model", 2)
+    assert asked(ASKED, 7) == "answer 2"
+    with pytest.raises(RunAborted) as stopped:  # after which training is saved
+        asked(ASKED, 8)
+    assert stopped.value.code == "no-model"
+
+
+@pytest.mark.extras
 def test_error_shows_no_key(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ECHOED_API_KEY", "my-secret")
     endpoint.statuses, endpoint.body = [400], '{"error": {"message": "bad KEY ' + "x" * 999 + '"}}'

@@ -3,16 +3,22 @@
 import dataclasses
 import random
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl_cli.config.compose import check, compose
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator, draw, invert_cdf, merged_layers
 from agentrl_cli.models.forward import collate, token_logprobs
+from agentrl_cli.training.memory_plan import read_shapes
+from tests.builders.errors import user_error
 from tests.builders.models import SAMPLES, build, disturb
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
@@ -383,3 +389,24 @@ def test_non_finite_logits_are_refused(temperature, value):
         engine(spoiled).generate([[5, 6], [7]], [0, 1], sampling, "spoiled")
     assert refused.value.code == "logits-not-finite"
     assert engine(spoiled).generate([[5, 6]], [0], sampling)[0][0].ids
+
+
+SMALL = {
+    "vocab_size": 64, "vocab_size_per_layer_input": 64, "hidden_size": 32, "head_dim": 8,
+    "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "hidden_size_per_layer_input": 8, "layer_types": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+def test_layers_that_differ_or_share_keys_are_refused(kind: str, tmp_path: Path):
+    more = {"num_kv_shared_layers": 2} if kind == "gemma3n_text" else {}
+    config = AutoConfig.for_model(kind, **(SMALL | more))
+    weights: Any = Weights()
+    weights.modules["policy"] = AutoModelForCausalLM.from_config(config)
+    with user_error("layer-not-cacheable", config.model_type):
+        HFGenerator(weights, max_batch=4, cache_tokens=100).check_context(8)
+    config.save_pretrained(tmp_path)
+    cfg = check(compose(["model=hf", f"model.path={tmp_path}"]))
+    with user_error("layer-not-cacheable", config.model_type):
+        read_shapes(cfg)

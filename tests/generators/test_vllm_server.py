@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from agentrl_cli.core.errors import GeneratorError, RunAborted, UserError
 from agentrl_cli.generators import vllm
@@ -30,7 +31,7 @@ from agentrl_cli.models.model_set import ModelSet
 from tests.builders.command_line import agentrl
 from tests.builders.models import build
 from tests.builders.vllm import generator, lora_models, server_settings, write_program
-from tests.fakes.vllm_server import serving
+from tests.fakes.vllm_server import FakeVLLM, serving
 from tests.paths import ROOT
 
 PROMPTS = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
@@ -292,6 +293,35 @@ def test_restarted_server_gets_the_weights_again(model_folder: Path, models: Mod
         server.adapters.clear()
         assert ours.generate(PROMPTS, SEEDS, SAMPLING) == whole
         assert [line.split()[0] for line in server.history] == ["load", "load"]
+
+
+@torch.no_grad()
+def change_weights(server: FakeVLLM) -> None:
+    server.base.get_input_embeddings().weight.mul_(-1)
+
+
+def test_one_wrong_server_of_several_is_refused(model_folder: Path, models: ModelSet):
+    prompts, seeds = [PROMPTS[0]] * 3, [1] * 3
+    with serving(model_folder) as a, serving(model_folder) as b, serving(model_folder) as wrong:
+        change_weights(wrong)
+        alone = generator(models, wrong.url, max_logp_diff=None)
+        alone.generate(prompts[:1], seeds[:1], SAMPLING)
+        limit = 0.7 * alone.metrics()["generator/logp_diff_mean"]
+        with pytest.raises(RunAborted, match=wrong.url) as stopped:
+            ours = generator(models, a.url, b.url, wrong.url, max_logp_diff=limit)
+            ours.generate(prompts, seeds, SAMPLING)
+    assert stopped.value.code == "logprob-gap"
+
+
+def test_restarted_server_is_checked_again(model_folder: Path, models: ModelSet):
+    with serving(model_folder) as server:
+        ours = generator(models, server.url)
+        ours.generate(PROMPTS, SEEDS, SAMPLING)
+        change_weights(server)
+        server.adapters.clear()
+        with pytest.raises(RunAborted) as stopped:
+            ours.generate(PROMPTS, SEEDS, SAMPLING)
+    assert stopped.value.code == "logprob-gap"
 
 
 def test_new_adapter_loads_before_old_unloads(model_folder: Path, models: ModelSet):

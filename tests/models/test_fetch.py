@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import RopeScalingType
 from huggingface_hub import constants
 
 from agentrl_cli.core import hub
@@ -170,6 +171,18 @@ def test_bad_paths_are_refused(gguf: Path, tmp_path: Path):
     assert cached_models() == {}
     build("tiny", LORA).save(tmp_path / "run")
     refuse(tmp_path / "run" / "policy", "adapter")
+
+
+def test_scaled_positions_are_refused(tmp_path: Path, cache: Path):
+    """The conversion would drop them, and the model would compute other logits."""
+    file = tmp_path / "it.gguf"
+    write_gguf(file, has_factors=True)
+    refuse(file, "unsupported-gguf")
+    write_gguf(file, scaling=RopeScalingType.YARN)
+    refuse(file, "unsupported-gguf")
+    assert cached_models() == {} and not (cache / ".partial").exists()
+    write_gguf(file, scaling=RopeScalingType.NONE)
+    assert find_model(str(file))
 
 
 def test_adapter_of_the_hub_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ every known way to get it wrong is noticed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -99,6 +100,18 @@ def test_any_block_size_equals_separate_passes(
     assert largest_gap(model_of(family), HEAD, batch) < EXACT
     for one in batch:
         assert largest_gap(model_of(family), HEAD, [one]) < EXACT
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_weights_are_read_under_autocast(layout: str):
+    """On a CPU attention is then computed in float32."""
+    batch, model = [row(*turns) for turns in SHAPES], deepcopy(model_of("qwen2", layout))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        mixed = read(model.bfloat16(), HEAD, batch)
+    with torch.no_grad():
+        exact = read(model_of("qwen2", layout), HEAD, batch)
+    for one, other in zip(mixed, exact, strict=True):
+        assert all((a - b).abs().max() < 0.2 for a, b in zip(one, other, strict=True))
 
 
 def too_short(queries: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor):

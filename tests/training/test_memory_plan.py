@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from agentrl_cli.algos.base import Algorithm
@@ -16,6 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.training.memory_plan import (
     GIB,
     MemoryPlan,
+    available_bytes,
     group_limits,
     memory_savers,
     plan_memory,
@@ -135,6 +137,18 @@ def test_cgroup_limits_are_read(tmp_path: Path, row: str, folder: str, name: str
     (outer / name).write_text(f"{3 * GIB}\n")
     assert group_limits(tmp_path, own) == [3 * GIB]
     assert group_limits(tmp_path, tmp_path / "none") == []
+
+
+def test_memory_of_the_chosen_gpu_is_read(monkeypatch: pytest.MonkeyPatch):
+    def free(device: int | None = None) -> tuple[int, int]:
+        return (80 if device == 1 else 3) * GIB, 80 * GIB
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    for name, gib in (("cuda", 3), ("cuda:0", 3), ("cuda:1", 80), ("cuda:9", 3)):
+        cfg = check(compose([f"hardware.device={name}", "hardware.memory_gib=null"]))
+        assert available_bytes(cfg) == gib * GIB
 
 
 def test_too_little_memory_is_refused_first(tmp_path: Path):

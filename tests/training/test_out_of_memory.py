@@ -1,4 +1,4 @@
-"""A run whose memory runs out stays resumable, says what to lower, and goes on with that."""
+"""A run whose memory runs out, or that is stopped in an update, stays resumable."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from agentrl_cli.runs.run import Run
 from agentrl_cli.training.learner import Learner, PhaseMeter
 from tests.builders.runs import facts, folders, settings, trained
 
+REFUSED = RunAborted("the endpoint refuses the key; set it", code="key-refused")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
@@ -26,13 +27,16 @@ def stopped(root: Path) -> tuple[Run, str]:
     return Run(root / "it"), str(end.value)
 
 
-def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Memory runs out as the policy is trained in that step, where the critic has learnt."""
+def run_out_in_training(
+    monkeypatch: pytest.MonkeyPatch, step: int, error: Exception = FULL
+) -> None:
+    """An error, if memory runs out, as the policy is trained in that step, where the critic has
+    learnt."""
     train = Learner._train_phase
 
     def train_phase(self: Learner, phase: Phase, meter: PhaseMeter, at: int) -> None:
         if at == step and phase.name == "policy":
-            raise FULL
+            raise error
         train(self, phase, meter, at)
 
     monkeypatch.setattr(Learner, "_train_phase", train_phase)
@@ -60,13 +64,20 @@ def test_out_of_memory_in_play_resumes_equal(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_interrupted_update_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("step", "error", "kept"),
+    [(2, FULL, "step-000002"), (2, REFUSED, "step-000002"), (1, FULL, "last-000000")],
+)
+def test_interrupted_update_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: Exception, kept: str
+):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
-    run_out_in_training(monkeypatch, step=2)
+    run_out_in_training(monkeypatch, step, error)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert "; the checkpoint of step 2 holds; go on with: " in words
-    assert [folder.name for folder in run.checkpoints()] == ["step-000002"]
+    assert f"; the checkpoint of step {int(kept[-1])} holds; go on with: " in words
+    assert [folder.name for folder in run.checkpoints()] == [kept]
+    assert run.meta["status"] == "stopped"
     resume(str(run.folder))
     assert facts(Run(run.folder)) == whole
 
@@ -76,7 +87,7 @@ def test_out_of_memory_resumes_with_less(tmp_path: Path, monkeypatch: pytest.Mon
     run_out_in_training(monkeypatch, step=1)
     run, _ = stopped(tmp_path)
     monkeypatch.undo()
-    assert [folder.name for folder in run.checkpoints()] == ["last-000001"]
+    assert [folder.name for folder in run.checkpoints()] == ["last-000000"]
     resume(str(run.folder), ["hardware.microbatch_tokens=512", "model.gradient_checkpointing=true"])
     done = Run(run.folder)
     assert done.is_done and [row["step"] for row in done.metrics()] == [0, 1, 2, 2, 3, 4, 4]

@@ -23,7 +23,7 @@ from agentrl_cli.algos.nlac.improve import ActionSelector, Candidates, TrainingT
 from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, success_share
 from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
 from agentrl_cli.algos.settings import NLACImprovementCheckConfig
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import GeneratorError, UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, evenly_spaced
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -374,8 +374,16 @@ class RefinedPolicy(Generator):
     def generate(
         self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return one action of at most one turn per prompt. Log-probs of replaced actions are
-        NaN."""
+        """Return one action of at most one turn per prompt. Log-probs of replaced actions are NaN.
+        Raises GeneratorError without answers if a prompt of any role gets none."""
+        try:
+            return self._refined(prompts, seeds, sampling, model)
+        except GeneratorError as error:  # its answers are of other prompts, or not refined
+            raise GeneratorError(str(error), [None] * len(prompts)) from error
+
+    def _refined(
+        self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str
+    ) -> list[list[Completion]]:
         context = self.selector.roles.context
         replies = self.generator.generate(prompts, seeds, sampling, model)
         own = [split_into_turns(r, context.turn_delimiter, context.chat)[0] for (r, *_) in replies]
