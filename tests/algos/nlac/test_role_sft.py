@@ -36,7 +36,7 @@ def role_samples(
     models: ModelSet,
     seed: int = 0,
     played: Sequence[Episode] = (WON, LOST),
-    cut: str = "",
+    cut_role: str = "",
     **changes: int,
 ) -> dict[str, list[Sample]]:
     """Samples of one update by role; those of demonstrations are under `act`."""
@@ -46,7 +46,7 @@ def role_samples(
         minibatch_tokens=0, optimizer=OptimizerSpec(lr=1e-2), prompts=PROMPTS,
     )  # fmt: skip
     speakers = troupe(act="Is it an elk?")
-    speakers.cut = cut
+    speakers.cut = cut_role
     bound(algo, speakers, models)  # pyright: ignore[reportArgumentType]
     algo.roles.context.seed = seed
     algo.context.demos = [WON]
@@ -111,7 +111,7 @@ def test_verdict_follows_from_the_shown_forecasts_and_decides_the_refinement(mod
 
 
 def test_actions_that_were_cut_off_are_no_refinements(models: ModelSet):
-    found = [role_samples(models, seed, cut="act").get("refine", []) for seed in range(4)]
+    found = [role_samples(models, seed, cut_role="act").get("refine", []) for seed in range(4)]
     texts = [written(sample) for samples in found for sample in samples]
     assert texts and not any("elk" in text for text in texts)
 
