@@ -18,7 +18,7 @@ interrupted goes on. With --missing a run is not repeated either if its record i
 this commit, or of one that --also names because its results are the same. So start all runs of a
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
 folder. The trials go to docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and
-ENV_curves.json, those of controls and ablations to ENV_ablations.json, those of SmolLM2 to
+ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
 smollm2.json. Last, the script prints the settings that the recipe must have.
 """
 
@@ -61,12 +61,13 @@ CONTROLS = (
     "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
 )  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must not improve
-ABLATIONS = {  # and controls
+MEASURED_CONTROLS = {"arithmetic": CONTROLS, "twentyq": (*CONTROLS, OWN_PLAY)}
+ABLATIONS = {
     "arithmetic": (
-        *CONTROLS, "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8",
+        "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8",
         "m2", "shared_critic", "guarded",
     ),
-    "twentyq": (*CONTROLS, OWN_PLAY, "shared_critic", "k1"),
+    "twentyq": ("shared_critic", "k1"),
 }  # fmt: skip
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "archer_small", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
@@ -188,9 +189,13 @@ class Plan:
             return None
         what = Path(self.config.init).name.removeprefix(f"{self.env}_")
         what = what.removesuffix(f"_s{self.seed}")
-        if COMPARISONS[self.env].steps and is_tuned(what) and not trials(self.env, what):
+        last = (
+            "long" if horizons(self.env, what) else f"size_{COMPARISONS[self.env].step_sizes[-1]:g}"
+        )
+        done = any(row["trial"] == last for row in trials(self.env, what))
+        if COMPARISONS[self.env].steps and is_tuned(what) and not done:
             raise SystemExit(
-                f"{self.what} starts from {what}, which has no trials yet; tune it first"
+                f"{self.what} starts from {what}, whose trials are not done; tune it first"
             )
         return best_plan(self.env, what, self.seed)
 
@@ -227,6 +232,7 @@ def train(plan: Trainable, folder: Path) -> Path:
         if not is_done(run):
             if run.exists() and not list(run.glob("checkpoints/*")):
                 shutil.rmtree(run)  # it was interrupted before its first checkpoint
+            (run / "failed-batch.json").unlink(missing_ok=True)
             own = [f"runs={folder}", f"name={plan.name}", *start]
             command = ["resume", str(run)] if run.exists() else ["train", *plan.settings(), *own]
             print(plan.name, flush=True)
@@ -234,6 +240,9 @@ def train(plan: Trainable, folder: Path) -> Path:
                 subprocess.run(
                     [*AGENTRL, *command], check=True, cwd=ROOT, stdout=log, stderr=log
                 )  # fmt: skip
+    made = json.loads((run / "meta.json").read_text())["git"]["commit"]
+    if made not in valid():
+        raise SystemExit(f"{run} is of commit {made}; remove it, or give --also {made}")
     return run
 
 
@@ -583,8 +592,8 @@ def main() -> None:
     ALSO.extend(asked.also)
     folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    every = (*COMPARISONS[asked.env].names, *ABLATIONS.get(asked.env, ()))
-    names = asked.only or every
+    others = (*MEASURED_CONTROLS.get(asked.env, ()), *ABLATIONS.get(asked.env, ()))
+    names = asked.only or (*COMPARISONS[asked.env].names, *others)
     failed: list[str] = []
 
     def measure(what: str) -> None:

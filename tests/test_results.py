@@ -111,7 +111,7 @@ def test_records_of_other_commits_are_repeated(tmp_path: Path, monkeypatch: pyte
 
 def test_untuned_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    with pytest.raises(SystemExit, match="sft, which has no trials"):
+    with pytest.raises(SystemExit, match="sft, whose trials"):
         _ = Plan("wiki", "dpo", 1).start
 
 
@@ -123,7 +123,8 @@ def test_two_processes_train_a_run_once(tmp_path: Path, monkeypatch: pytest.Monk
         sleep(0.2)  # without a checkpoint so far
         run = tmp_path / plan.name
         run.mkdir()
-        (run / "meta.json").write_text('{"status": "done"}')
+        meta = {"status": "done", "git": {"commit": results.commit()}}
+        (run / "meta.json").write_text(json.dumps(meta))
 
     monkeypatch.setattr(results.subprocess, "run", slowly)
     with ThreadPoolExecutor(2) as pool:
@@ -143,19 +144,24 @@ def test_run_with_other_settings_is_not_taken(tmp_path: Path):
     plan = Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 1e-3),))
     run, note = tmp_path / plan.name, tmp_path / f"{plan.name}.settings"
     run.mkdir()
-    (run / "meta.json").write_text('{"status": "done"}')
+    meta = {"status": "done", "git": {"commit": results.commit()}}
+    (run / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(SystemExit):
         results.train(plan, tmp_path)
     note.write_text(results.fingerprint(plan))
     assert results.train(plan, tmp_path) == run
+    (run / "meta.json").write_text(json.dumps(meta | {"git": {"commit": "0"}}))
+    with pytest.raises(SystemExit, match="of commit 0"):
+        results.train(plan, tmp_path)
     with pytest.raises(SystemExit):
         results.train(Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 3e-3),)), tmp_path)
 
 
 def test_start_has_its_best_settings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 10, "trial": "rate_0.001",
-           "changes": {"algo.optimizer.lr": 1e-3}, "step": 9, "val": 0.5}  # fmt: skip
+    row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 10, "trial": "long",
+           "changes": {"algo.optimizer.lr": 1e-3, "steps": 48, "eval_every": 6}, "step": 24,
+           "val": 0.5}  # fmt: skip
     (tmp_path / "wiki_trials.json").write_text(json.dumps([row]))
     start = Plan("wiki", "dpo", 1).start
-    assert start == Plan("wiki", "sft", 1, "", (("algo.optimizer.lr", 1e-3),))
+    assert start == Plan("wiki", "sft", 1, "", (("algo.optimizer.lr", 1e-3), ("steps", 24)))

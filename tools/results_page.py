@@ -142,7 +142,9 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs]) -> str:
     for runs in sorted(chosen, key=lambda runs: -mean(runs, "final")):
         ours, name = by_task(runs, "final"), name_of(runs)
         others = [by_task(runs, "base")]
-        others += [by_task(every[b], "final") if b != name else {} for b in BASELINES]
+        others += [
+            by_task(every[b], "final") if b in every and b != name else {} for b in BASELINES
+        ]
         found = [seeds.paired_difference(ours, other) for other in others]
         success = seeds.mean_success([*ours.values()])
         cells.append([

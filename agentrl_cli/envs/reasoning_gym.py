@@ -25,7 +25,9 @@ from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.env import pass_and_majority, reply_metrics
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
 
-HUGE = re.compile(r"[eE][+-]?\d{5}")  # 1e99999, which a scorer may expand
+HUGE = re.compile(
+    r"(?<![0-9A-Za-z.])[+-]?[\d.]+[eE][+-]?\d{5}"
+)  # 1e99999, which a scorer may expand
 STYLED = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 
@@ -114,7 +116,7 @@ def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
         return Grade(False, "unboxed")
     if len(answer) > max(MAX_ANSWER_LENGTH, 2 * len(str(entry["answer"]))):
         return Grade(False, "long")
-    if HUGE.search(answer):
+    if HUGE.search(answer) and not HUGE.search(str(entry["answer"])):
         return Grade(False, "crash")
     points = []
     for form in dict.fromkeys((answer, STYLED.sub(r"\1", answer).strip())):

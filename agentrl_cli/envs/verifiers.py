@@ -6,11 +6,12 @@ one: set up, answer, check for the end, score by the rubric.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -118,8 +119,8 @@ class Conversation:
         self.env = env
         clients = importlib.import_module("verifiers.clients")
         asked = env.init_state(dict(row), clients.OpenAIChatCompletionsClient(None), "agent", {})
-        self.state = wait_for(asked)
-        self.state = wait_for(env.setup_state(self.state)) or self.state
+        self.state = _wait(asked)
+        self.state = _wait(env.setup_state(self.state)) or self.state
         self.shown = self._prompt()
 
     def answer(self, action: str) -> list[Any]:
@@ -129,31 +130,35 @@ class Conversation:
             "reward": None, "advantage": None, "is_truncated": False,
             "trajectory_id": self.state["trajectory_id"], "extras": {},
         }  # fmt: skip
-        wait_for(self.env.add_trajectory_step(self.state, turn))
+        _wait(self.env.add_trajectory_step(self.state, turn))
         if self.is_over():
             return []
         known, self.shown = len(self.shown) + 1, self._prompt()
         return self.shown[known:]
 
     def is_over(self) -> bool:
-        return wait_for(self.env.is_completed(self.state))
+        return _wait(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
         """Return the rubric's reward and metrics. Raises what a reward function raised, except for
         REPLY_ERRORS."""
-        wait_for(self.env.cleanup(self.state))
+        _wait(self.env.cleanup(self.state))
         try:
             with raise_reward_errors():
-                wait_for(self.env.rubric.score_rollout(self.state))
+                _wait(self.env.rubric.score_rollout(self.state))
         finally:
-            wait_for(self.env.rubric.cleanup(self.state))
+            _wait(self.env.rubric.cleanup(self.state))
         metrics = self.state["metrics"] or {}
         return float(self.state["reward"]), {name: float(v) for name, v in metrics.items()}
 
     def _prompt(self) -> list[Any]:
-        asked = wait_for(self.env.get_prompt_messages(self.state))
+        asked = _wait(self.env.get_prompt_messages(self.state))
         texts = importlib.import_module("verifiers.utils.message_utils")
         return list(texts.maybe_normalize_messages(asked, field_name="prompt_messages"))
+
+
+def _wait(call: Coroutine[Any, Any, Any]) -> Any:
+    return wait_for(call, loop="verifiers")
 
 
 def read(message: Any) -> Message:
@@ -207,7 +212,9 @@ def keeping_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def reward(*args: Any, **options: Any) -> float:
         try:
-            found = function(*args, **options)
+            if inspect.iscoroutinefunction(function):
+                return float(await function(*args, **options))
+            found = await asyncio.to_thread(function, *args, **options)  # it may block
             return float(await found if inspect.isawaitable(found) else found)
         except REPLY_ERRORS:
             raise

@@ -46,7 +46,7 @@ TORCH_LOCK = Lock()  # the random state of torch belongs to the process
 LOCK = Lock()  # to make the client, and to store an answer
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
-PASSING = (408, 409, 429)  # statuses below 500 after which another attempt may succeed
+REFUSED = (400, 413, 422)  # a prompt that is too long, or invalid
 BYTES = 256  # smaller token ids are the bytes of a text
 Rows = list[Any]  # messages as JSON
 
@@ -215,15 +215,15 @@ class OpenAIChat:
                 kind = RunAborted if self.has_answered else UserError  # the model was removed
                 raise kind(f"{line}; name a model that it serves", code="no-model") from None
             status = getattr(error, "status_code", 500)
-            is_refused = status < 500 and status not in PASSING
-            raise (RefusedPrompt if is_refused else SimulatorError)(line) from None
+            raise (RefusedPrompt if status in REFUSED else SimulatorError)(line) from None
         self.has_answered, choice, text = True, None, None
         with suppress(AttributeError, LookupError, TypeError):
             choice = answer.choices[0]
             text = choice.message.content
         is_empty = text is None or (isinstance(text, str) and not text.strip())
         if not _is_text(text) and not (may_be_empty and is_empty and choice):
-            raise EmptyAnswer("the endpoint's answer has no text; check the model that it serves")
+            line = "the endpoint's answer has no text; check the model that it serves"
+            raise (EmptyAnswer if choice else SimulatorError)(line)
         finish = "length" if getattr(choice, "finish_reason", None) == "length" else "stop"
         usage = getattr(answer, "usage", None)
         counts = (getattr(usage, f"{part}_tokens", None) for part in ("prompt", "completion"))

@@ -172,7 +172,11 @@ def played_checkpoint(run: Run, *parts: str) -> Checkpoint:
     keeps_best = re.search(r"^(save_best: true|keep: best)$", text, re.MULTILINE)
     kept = _kept(run) if keeps_best else []
     if not kept:
-        return run.whole_checkpoint(*parts)
+        found = run.whole_checkpoint(*parts)
+        if found.step == 0 and not run.is_done:  # from before the first update
+            line = f"run '{run.folder}' ended before its first update was saved"
+            raise UserError(f"{line}; agentrl resume {run.folder}", code="no-checkpoint")
+        return found
     found = read(kept[-1])
     found.verify(*parts)
     return found

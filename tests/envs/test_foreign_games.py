@@ -3,6 +3,7 @@ to its end, it keeps the contract, and errors of users are refused."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import random
@@ -11,11 +12,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from agentrl_cli.config.compose import build, compose_checked
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.types import Step, Task
 from agentrl_cli.envs import Env, check_env
 from tests.builders.command_line import agentrl, refused
@@ -110,6 +113,18 @@ def test_episodes_share_an_event_loop_with_the_rubric():
         while not step.done:
             step = env.step("1")
         assert 0 <= step.reward <= 1
+
+
+@pytest.mark.extras
+def test_blocking_reward_function_stops_nothing_else():
+    env, ended = world("verifiers", "env.options={blocks: true}"), Event()
+    env.reset(env.tasks("train")[0], 0)
+    thread = Thread(target=lambda: (env.step("1"), ended.set()))
+    thread.start()
+    for loop in ("calls", "verifiers"):
+        wait_for(asyncio.sleep(0.01), 0.5, loop=loop)
+    assert not ended.is_set()
+    thread.join()
 
 
 @pytest.mark.extras

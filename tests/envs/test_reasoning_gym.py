@@ -48,6 +48,11 @@ def test_long_answers_of_a_task_are_scored():
     assert score(Scorer(1.0), {"answer": moves.strip()}, rf"\boxed{{{moves}}}")
 
 
+@pytest.mark.parametrize("answer", ["0x176b9e643680", "abe12345", "1e5"])
+def test_text_like_a_power_is_scored(answer: str):
+    assert score(Scorer(1.0), {"answer": answer}, rf"\boxed{{{answer}}}")
+
+
 def test_huge_powers_are_not_scored():
     assert score(Scorer(1.0), {"answer": ""}, r"\boxed{1e30000000}").reason == "crash"
 

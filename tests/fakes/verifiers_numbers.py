@@ -4,6 +4,7 @@ verifiers' own, a task of reasoning-gym, by the argument `gym`."""
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import verifiers as vf  # pyright: ignore[reportMissingImports]
@@ -39,6 +40,12 @@ async def share_a_pool(state: Any) -> float:
     return 0.0
 
 
+def slow(state: Any) -> float:
+    """Blocks its thread, as a judge does that is asked without a coroutine."""
+    time.sleep(1.0)
+    return 0.0
+
+
 async def judged(state: Any) -> float:
     raise ConnectionError("the judge is down")
 
@@ -53,9 +60,10 @@ def load_environment(
     tool: bool = False,
     judge: bool = False,
     shared: bool = False,
+    blocks: bool = False,
     weights: tuple[float, ...] = (1.0,),
 ) -> vf.Environment:
-    others: list[Any] = [judged] * judge + [share_a_pool] * shared
+    others: list[Any] = [judged] * judge + [share_a_pool] * shared + [slow] * blocks
     rubric = vf.Rubric(
         funcs=[*[found] * len(weights), *others], weights=[*weights, *[0.0] * len(others)]
     )

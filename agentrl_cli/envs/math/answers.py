@@ -18,12 +18,13 @@ import yaml
 from agentrl_cli.envs.math import exact
 
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-FORMULA = re.compile(  # not the text between two prices, as in $5 and then $
-    r"(?<![\\\d])(\$\$?)(?!\d[\d.,]*\s+[A-Za-z]{2})([^$]+)\1"
-    r"|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
-    re.DOTALL,
+FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
+MAX_VALUES = 40  # of one reply that are compared with the right answer
+PRICE = re.compile(r"\d[\d.,]*\s+[A-Za-z].*\s", re.DOTALL)  # as in $5 and then $3
+OPERATION = r"[-+*/^×÷·]"
+BARE_NUMBER = re.compile(
+    rf"(?<![*/^×÷·+\d.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?(?!\d|\s*{OPERATION}\s*[\d(])"
 )
-ARITHMETIC, CALCULATES = "-+*/^×÷·(). 0123456789", re.compile(r"[\d)] *[-+*/^×÷·] *[\d(]", re.ASCII)
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 NOTATIONS = yaml.safe_load(Path(__file__).with_name("notations.yaml").read_text(encoding="utf-8"))
@@ -112,27 +113,22 @@ def last_formula(text: str) -> str:
     records, because math-verify does not tell what it graded."""
     if (box := boxed(text)) is not None:
         return box
-    found = [_inside(formula) for formula in FORMULA.finditer(text)] or LAST_NUMBER.findall(text)
-    return found[-1] if found else ""
+    found = formulas(text) or LAST_NUMBER.findall(text)
+    return found[-1].strip() if found else ""
 
 
-def last_value(text: str) -> str:
-    """Return what ends last in a reply without a box: a formula, a number, or a calculation such as
-    `8*8`; "" if there is none."""
-    found = [*FORMULA.finditer(text), *LAST_NUMBER.finditer(text)]
-    if not found:
-        return ""
-    last = max(found, key=lambda match: match.end())
-    if last.re is FORMULA:
-        return _inside(last)
-    before = text[: last.end()]
-    sentence = before[len(before.rstrip(ARITHMETIC)) :]
-    value = re.split(r"[.,] ", sentence)[-1].strip()
-    return value if CALCULATES.search(value) else last[0]
+def formulas(text: str) -> list[str]:
+    """Return the formulas of a reply, without the text between two prices."""
+    found = (next(filter(None, groups)) for groups in FORMULA.findall(text))
+    return [formula for formula in found if not PRICE.fullmatch(formula)]
 
 
-def _inside(formula: re.Match[str]) -> str:
-    return (formula[2] or formula[3] or formula[4]).strip()
+def plain_values(text: str, gold: str) -> list[str]:
+    """Return the formulas and numbers of a reply that are values and no calculations, the last
+    MAX_VALUES of them."""
+    found = [*formulas(text), *BARE_NUMBER.findall(text)]
+    values = [value.strip() for value in found if not is_unevaluated(value, gold)]
+    return list(dict.fromkeys(values[-MAX_VALUES:]))
 
 
 def is_unevaluated(answer: str, gold: str) -> bool:

@@ -26,7 +26,13 @@ from agentrl_cli.envs.base import (
     full_instructions,
     require_split,
 )
-from agentrl_cli.envs.math.answers import boxed, is_unevaluated, last_formula, last_value, normalise
+from agentrl_cli.envs.math.answers import (
+    boxed,
+    is_unevaluated,
+    last_formula,
+    normalise,
+    plain_values,
+)
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
@@ -144,8 +150,7 @@ class MathEnv(Env):
             answer = box
             unboxed = Grade(False, "unboxed")
             result = unboxed if box is None else grade(box, gold, tolerance=self.tolerance)
-        given = last_value(text[-MAX_REPLY_LENGTH:]) if box is None else box
-        if result.correct and self.data is None and is_unevaluated(given, gold):
+        if result.correct and self.data is None and not self._has_value(box, text, gold):
             result = Grade(False, "unevaluated")
         info = {
             "unboxed": box is None,
@@ -158,6 +163,13 @@ class MathEnv(Env):
             state.over, info["success"] = True, result.correct
         state.attempts_left, state.thoughts = state.attempts_left - 1, []
         return Step(feedback, float(result.correct), state.over, False, info)
+
+    def _has_value(self, box: str | None, text: str, gold: str) -> bool:
+        """Return whether a right answer is a value, or its reply without a box names the value."""
+        if box is not None:
+            return not is_unevaluated(box, gold)
+        values = plain_values(text[-MAX_REPLY_LENGTH:], gold)
+        return any(grade(value, gold, tolerance=self.tolerance) for value in values)
 
     def response(self, result: Grade, gold: str, attempts_left: int) -> str:
         """Return the observation after a graded reply; after the last one, see `last_response`."""

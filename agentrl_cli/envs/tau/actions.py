@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.core.text import without_thinking
+from agentrl_cli.core.text import CLOSED, OPENED, without_thinking
 from agentrl_cli.envs.tau.tools import Tool, parameters
 
 RESPOND = "respond"
 STYLES = ("react", "native", "call")
 MAX_CALL_LENGTH, MAX_CALL_DEPTH = 100_000, 40  # characters, and nested brackets
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-FENCE = re.compile(r"```\w*\s*")
+FENCE = re.compile(r"```\w*\s(.*)```", re.DOTALL)
 OBJECT = re.compile(r"[*`\s]*(?:json\s*)?\{")
-LABEL = re.compile(r"(?i)\s*action\s*:[*\s]*(?=`?\w+\()")
-PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*[.;]?\s*$")
+LABEL = re.compile(r"(?i)action\s?:[* ]{0,3}(?=`?\w+\()")
+QUOTED = re.compile(r"([\"'])(.*)\1", re.DOTALL)
+PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*(?:[.;]\s*)?$")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Action:
 
 def parse(text: str, style: str, tools: Mapping[str, Tool]) -> Action:
     """Return the first action in the text after its reasoning. Never raises."""
-    text = without_thinking(text)
+    if OPENED.match(text.lstrip()) or CLOSED.search(text):
+        text = without_thinking(text)
     if style == "react":
         return _parse_react(text)
     return _parse_native(text) if style == "native" else _parse_call(text, tools)
@@ -82,8 +84,8 @@ def _parse_react(text: str) -> Action:
 
 def _parse_native(text: str) -> Action:
     content = text.strip()
-    if fence := FENCE.match(content):
-        content = content[fence.end() :].removesuffix("```").strip()
+    if (fenced := FENCE.fullmatch(content)) and OBJECT.match(fenced[1].lstrip("[")):
+        content = fenced[1].strip()
     tagged = TAGGED.search(content)
     value, error = _load_json(tagged[1] if tagged else content)
     value = value[0] if isinstance(value, list) and value else value
@@ -99,7 +101,9 @@ def _parse_native(text: str) -> Action:
 def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
     """A call is the whole last line; the last parameter of a tool takes all remaining text."""
     content = text.strip().rpartition("\n")[2].strip()
-    content = LABEL.sub("", content.strip("`*")).strip("`* ")
+    if PLAIN_CALL.search(bare := content.strip("`* ")):
+        label = LABEL.match(bare)
+        content = bare[label.end() if label else 0 :].strip("`* ")
     match = PLAIN_CALL.match(content)
     if match is None:
         return respond(content, malformed=bool(re.match(r"\w+\(", content)))
@@ -108,10 +112,15 @@ def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
         return respond(given) if name == RESPOND else Action(name)
     names = parameters(tools[name])
     parts = given.split(",", max(0, len(names) - 1)) if given else []
-    values = [part.strip(" \"'") for part in parts]
+    values = [", ".join(map(_unquoted, part.split(", "))) for part in map(str.strip, parts)]
     if len(values) > len(names):
         return _malformed(f"{name} takes {len(names)} arguments")
     return Action(name, dict(zip(names, values, strict=False)))
+
+
+def _unquoted(text: str) -> str:
+    quoted = QUOTED.fullmatch(text)
+    return quoted[2] if quoted else text
 
 
 def _from_json_object(value: dict[str, Any]) -> Action:

@@ -2,7 +2,7 @@
 
 An action is the last line of the agent's text: SEARCH words, OPEN link, FIND words, BACK, SAVE
 lines, or SUBMIT answer. Lower case, a colon after the verb, `Action:` before it, and brackets
-around the argument are accepted, and asterisks and backticks are ignored.
+around the argument are accepted. Asterisks and backticks around the action or its verb are ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from agentrl_cli.envs.wiki.pages import WORD, Encyclopedia, Line, link_key
 
 VERBS = ("search", "open", "find", "back", "save", "submit")
-FORM = re.compile(rf"\s*(?:action\s*:\s*)?({'|'.join(VERBS)})\b\s*:?\s*(.*)", re.IGNORECASE)
-MARKUP = re.compile(r"[*`]")
+FORM = re.compile(
+    rf"\s*(?:action\s*:\s*)?({'|'.join(VERBS)})\b[*`]*\s*:?[*`]*\s*(.*)", re.IGNORECASE
+)
 IN_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 LINE_LIST = re.compile(r"(?:lines?\b)?[\d\s,\-]*(?:and[\d\s,\-]*)*", re.IGNORECASE)
@@ -35,7 +36,7 @@ class Action:
 
 def parse(text: str) -> Action:
     """Return the action in the last line that is not empty. Never raises."""
-    last = MARKUP.sub("", text.strip().rpartition("\n")[2]).strip()
+    last = text.strip().rpartition("\n")[2].strip().strip("*`")
     found = FORM.fullmatch(last[: 2 * MAX_ARGUMENT])
     if found is None:
         return Action("")

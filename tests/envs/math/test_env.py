@@ -13,7 +13,7 @@ from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.math.answers import boxed, is_unevaluated, number
+from agentrl_cli.envs.math.answers import boxed, is_unevaluated, last_formula, number
 from agentrl_cli.envs.math.env import MAX_THOUGHTS, MathEnv
 from agentrl_cli.envs.math.problems import (
     LEVELS,
@@ -236,9 +236,24 @@ def test_no_right_answer_counts_as_a_calculation():
         ("64", "The answer is 8*8.", False), ("64", "The answer is 8 + 56", False),
         (r"\frac{7}{12}", "Answer: 1/3+1/4", False), (r"\frac{7}{12}", "Answer: 7/12", True),
         ("64", r"The answer is $8\cdot 8$.", False),
+        ("64", "The answer is 64. I used steps 1-3.", True),
+        ("64", "The answer is $64$, which is 8*8.", True), ("64", "Answer: 64 = 8*8", True),
+        ("64", "The answer is 64*1.", False), ("64", "The answer is 1*64.", False),
+        (r"\frac{7}{12}", r"The answer is $\frac{7}{12}$ (steps 1-3)", True),
     ],
 )  # fmt: skip
 def test_calculation_at_the_end_of_a_reply_is_no_answer(gold: str, reply: str, correct: bool):
     pytest.importorskip("math_verify", reason="extract=last_math is math-verify's")
     env = opened("turn_mode=single", "extract=last_math", gold=gold)
     assert env.step(reply).info["success"] is correct
+
+
+@pytest.mark.parametrize(
+    ("reply", "formula"),
+    [
+        (r"The angle is 90$^\circ$ and the answer is $45$.", "45"), ("It is 3$x$, $x=64$.", "x=64"),
+        ("Books cost $35. A card costs $3. The total is $38.", "38"), ("It is 7.", "7"),
+    ],
+)  # fmt: skip
+def test_last_formula_is_found(reply: str, formula: str):
+    assert last_formula(reply) == formula

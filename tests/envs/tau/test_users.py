@@ -193,6 +193,20 @@ def test_report_is_no_question(report: str):
     assert not said.startswith(("Yes", "No")) and said not in first
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "I need explicit confirmation (yes) for that.", "Please reply with confirmation.",
+        "May I have confirmation?", "Can this be confirmed?", "I need your explicit confirmation.",
+    ],
+)  # fmt: skip
+def test_request_for_confirmation_is_answered(question: str):
+    customer = user()
+    customer.start()
+    offer = "I will return the Mug of order #W2 to credit_card_1."
+    assert customer.reply(f"{offer} {question}").text.startswith("Yes") and customer.confirmed
+
+
 def test_wishes_come_one_by_one():
     customer = user()
     first, more = customer.start().text, "Is there anything else you would like to return?"

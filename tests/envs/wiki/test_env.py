@@ -130,7 +130,9 @@ def test_repeated_actions_are_marked(env: Wiki):
         ("SUBMIT: 42\n", Action("submit", "42")), ("BACK", Action("back")),
         ("OPEN a\nSAVE 2", Action("save", "2")), ("SAVE 2\nThat is all.", Action("")),
         ("opens it", Action("")), ("**Search:** two", Action("search", "two")),
-        ("`BACK`", Action("back")), ("OPEN Page (book)", Action("open", "Page (book)")),
+        ("`BACK`", Action("back")), ("OPEN M*A*S*H", Action("open", "M*A*S*H")),
+        ("SUBMIT 3*4", Action("submit", "3*4")),
+        ("OPEN Page (book)", Action("open", "Page (book)")),
     ],
 )  # fmt: skip
 def test_last_line_is_the_action(text: str, action: Action):
