@@ -30,7 +30,7 @@ class Server:
     it says something else."""
 
     def __init__(self) -> None:
-        self.says = "Is it alive?"
+        self.says, self.refusal = "Is it alive?", 400
         self.refuses: Callable[[int, str], bool] = lambda number, last: False
         self.requests: list[dict[str, Any]] = []
         outer = self
@@ -45,7 +45,7 @@ class Server:
                 is_refused = outer.refuses(len(outer.requests), last)
                 if is_refused:
                     body = {"error": {"message": "the prompt is too long"}}
-                self.send_response(400 if is_refused else 200 if known else 404)
+                self.send_response(outer.refusal if is_refused else 200 if known else 404)
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
@@ -135,6 +135,13 @@ def test_refused_prompt_fails_its_episode(server: Server):
     named = ["model=endpoint", f"model.url={server.url}", "model.name=player", "env=twentyq"]
     done = agentrl("eval", *named, *FEW)
     assert done.exit_code == 1 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_refused_account_stops_the_evaluation(server: Server):
+    server.refusal, server.refuses = 402, lambda number, last: number == 1
+    named = ["model=endpoint", f"model.url={server.url}", "model.name=player", "env=twentyq"]
+    done = agentrl("eval", *named, *FEW, "eval.episodes_per_task=3")
+    assert done.exit_code == 1 and "402" in done.stderr
 
 
 def test_refused_role_fails_the_episodes(server: Server):

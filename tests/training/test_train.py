@@ -249,6 +249,8 @@ def test_non_finite_batch_is_written(tmp_path: Path):
     assert len(sample["ids"]) == len(sample["mask"]) and any(sample["mask"])
     assert "failed-batch.json" in (run.folder / "log.txt").read_text()
     assert [folder.name for folder in run.checkpoints()] == ["last-000000"]
+    with pytest.raises(UserError, match="before its first update"):
+        checkpoints.played_checkpoint(run)
 
 
 def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
