@@ -94,7 +94,7 @@ Changes = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is compared in an environment, and what each algorithm gets."""
+    """The tasks, algorithms, trials and seeds of the comparison in an environment."""
 
     tasks: dict[str, int]  # by split
     names: tuple[str, ...] = tuple(name for name in EVERYWHERE if name != "archer")
@@ -442,7 +442,7 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout[:-1]
 
 
-ALSO: list[str] = []  # commits whose results are those of this one
+ALSO: list[str] = []  # other commits that give the same results
 
 
 def valid() -> list[str]:

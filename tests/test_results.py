@@ -115,7 +115,7 @@ def test_untuned_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         _ = Plan("wiki", "dpo", 1).start
 
 
-def test_two_processes_train_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_run_that_two_need_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan, started = Plan("twentyq", "grpo", 0), []
 
     def slowly(command: list[str], **options: Any) -> None:

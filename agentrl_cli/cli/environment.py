@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import EmptyAnswer, UserError, require_at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_spaced
 from agentrl_cli.envs.base import Env, train_tasks
@@ -165,13 +165,7 @@ def calibration(overrides: list[str], config_dir: Path | None = None) -> Record:
     if (llm := env.llm) is None:
         raise UserError("env.llm.model is not set; give env.llm.model=NAME", code="no-model")
 
-    def answer(messages: list[Message]) -> str:
-        try:
-            return llm(messages, ORACLE_SEED)
-        except EmptyAnswer:
-            return ""  # agrees with nothing
-
-    rows = calibrate(env.world_table, answer, number, cfg.seed)
+    rows = calibrate(env.world_table, lambda messages: llm(messages, ORACLE_SEED), number, cfg.seed)
     asked = sum(row.asked for row in rows)
     return {
         "questions": asked,

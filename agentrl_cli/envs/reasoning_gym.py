@@ -25,9 +25,8 @@ from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.env import pass_and_majority, reply_metrics
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
 
-HUGE = re.compile(
-    r"(?<![0-9A-Za-z.])[+-]?[\d.]+[eE][+-]?\d{5}"
-)  # 1e99999, which a scorer may expand
+# such as 1e99999, which a scorer may expand to all its digits
+HUGE = re.compile(r"(?<![0-9A-Za-z.])[+-]?[\d.]+[eE][+-]?\d{5}")
 STYLED = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 

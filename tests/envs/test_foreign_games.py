@@ -109,10 +109,8 @@ def test_episodes_share_an_event_loop_with_the_rubric():
     env = world("verifiers", "env.options={shared: true}")
     for task in env.tasks("train")[:3]:
         env.reset(task, 0)
-        step = env.step(task.data.get("answer", "1"))
-        while not step.done:
-            step = env.step("1")
-        assert 0 <= step.reward <= 1
+        while not env.step("1").done:  # another loop raises ConnectionError
+            pass
 
 
 @pytest.mark.extras

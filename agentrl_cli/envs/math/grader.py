@@ -24,9 +24,9 @@ from typing import Literal, get_args
 
 from agentrl_cli.core.errors import UserError, require_fraction
 from agentrl_cli.envs.math.answers import (
-    FORMULA,
     WORDS,
     boxed,
+    formulas,
     labels,
     last_formula,
     normalise,
@@ -89,7 +89,7 @@ def _grade_reply(reply: str, gold: str, tolerance: float) -> Grade:
     _require_math_verify()
     reply = reply[-MAX_REPLY_LENGTH:]
     found = _verify(readable(reply), gold, True, tolerance)
-    has_formula = boxed(reply) is not None or FORMULA.search(reply)
+    has_formula = boxed(reply) is not None or formulas(reply)
     answer = last_formula(reply) if has_formula else reply
     difference = _difference(answer, boxed(gold) or gold) if found else None
     return found if difference is None else difference

@@ -70,7 +70,7 @@ def calibrate(
             try:
                 return model_answer(chat, name, question)
             except EmptyAnswer:
-                return ""
+                return ""  # agrees with nothing
 
         said = {key: ask(key) for key in names}  # all questions are submitted at once
         for key, answers in said.items():
