@@ -156,4 +156,4 @@ def test_gpu_script_runs():
     assert all(
         name.endswith(units) and value >= 0 for name, value in figures.items() if name != "torch"
     )
-    assert len(figures) > 6
+    assert {"toy_lora_rollout_tokens_per_second", "toy_lora_update_seconds"} <= figures.keys()
