@@ -11,7 +11,9 @@ FOLDER has a virtual environment for each other library, which is made if it is 
 - `--quick` runs everything at toy sizes and only prints.
 
 All seconds are CPU seconds of one thread. The two sides of a ratio alternate, the first turn of
-each warms up, and medians are compared, so other load on the machine has little effect.
+each warms up, and medians are compared, so other load on the machine has little effect. A
+comparison also has the seconds of both sides and the lowest and highest ratio of its rounds; of
+five rounds this is a 94 % interval of the median.
 """
 
 from __future__ import annotations
@@ -48,6 +50,27 @@ RESULT, COST = (
 SUFFIX = "_smollm2"  # of the figures of that model
 Answer = dict[str, Any]
 Ask = Callable[[], Answer]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The CPU seconds of another library and of ours in the same rounds."""
+
+    theirs: list[float]
+    ours: list[float]
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Return the ratio of the medians under `name`, and the seconds and the lowest and highest
+        ratio of a round under names that begin with it."""
+        them, us = statistics.median(self.theirs), statistics.median(self.ours)
+        rounds = [a / b for a, b in zip(self.theirs, self.ours, strict=True)]
+        found = {"": them / us, "_low": min(rounds), "_high": max(rounds)}
+        found |= {"_theirs_seconds": them, "_ours_seconds": us}
+        return {name + end: _rounded(value) for end, value in found.items()}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 @dataclass
@@ -89,52 +112,54 @@ class Bench:
         for peer in self.running.values():
             peer.close()
 
-    def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
-        """Return the medians of the sides, which alternate; the first turn of each does not
-        count."""
+    def rounds(self, *sides: Callable[[], float], times: int = 1) -> list[list[float]]:
+        """Return the values of each side in several rounds. The sides alternate; the first turn of
+        each does not count."""
         rows = [[side() for side in sides] for _ in range(times * self.sizes.repeats + 1)]
-        return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+        return [list(column) for column in zip(*rows[1:], strict=True)]
 
-    def cost_ratio(self, theirs: Ask, ours: Ask, same: str) -> float:
-        """Return their seconds divided by ours. Both must have done the same amount of
-        `same`."""
+    def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
+        """Return the medians of the sides over these rounds."""
+        return [statistics.median(column) for column in self.rounds(*sides, times=times)]
+
+    def compare(self, theirs: Ask, ours: Ask, same: str) -> Ratio:
+        """Return the seconds of both sides. Both must have done the same amount of `same`."""
         done: dict[str, Answer] = {}
 
         def seconds(side: str, ask: Ask) -> float:
             done[side] = ask()
             return done[side]["seconds"]
 
-        them, us = self.medians(partial(seconds, "theirs", theirs), partial(seconds, "ours", ours))
+        found = self.rounds(partial(seconds, "theirs", theirs), partial(seconds, "ours", ours))
         if done["theirs"][same] != done["ours"][same]:
             raise SystemExit(f"the sides did different work: {done}")
-        return them / us
+        return Ratio(*found)
 
 
-def rollout_vs_trl(bench: Bench, turns: int) -> float:
-    """Return TRL's generation divided by ours."""
+def rollout_vs_trl(bench: Bench, turns: int) -> Ratio:
+    """Compare generation with TRL's."""
     peer = bench.peer("trl")
     theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(bench.ours.rollout, turns)
-    return bench.cost_ratio(theirs, ours, "tokens")
+    return bench.compare(theirs, ours, "tokens")
 
 
-def rollout_vs_agilerl(bench: Bench, turns: int) -> float:
-    """Return AgileRL's generation divided by ours, both with the same adapters."""
+def rollout_vs_agilerl(bench: Bench, turns: int) -> Ratio:
+    """Compare generation with AgileRL's, both with the same adapters."""
     peer, adapted = bench.peer("agilerl"), Ours(bench.model, bench.sizes, LORA)
     theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(adapted.rollout, turns)
-    return bench.cost_ratio(theirs, ours, "tokens")
+    return bench.compare(theirs, ours, "tokens")
 
 
-def grpo_update_vs_trl(bench: Bench) -> float:
-    """Return TRL's update divided by ours, on the same episodes and with as many optimizer
-    steps."""
+def grpo_update_vs_trl(bench: Bench) -> Ratio:
+    """Compare an update with TRL's, on the same episodes and with as many optimizer steps."""
     peer = bench.peer("trl")
     steps = len(bench.episodes) // bench.sizes.group
     ours = Updates(bench.model, bench.episodes, steps, bench.sizes)
-    return bench.cost_ratio(partial(peer.ask, "update"), ours.update, "steps")
+    return bench.compare(partial(peer.ask, "update"), ours.update, "steps")
 
 
-def episodes_vs_verifiers(bench: Bench, turns: int) -> float:
-    """Return verifiers' episodes divided by ours, with a server that answers at once."""
+def episodes_vs_verifiers(bench: Bench, turns: int) -> Ratio:
+    """Compare episodes with those of verifiers, with a server that answers at once."""
     peer, command = bench.peer("verifiers"), [sys.executable, str(SIDES / "endpoint.py")]
     size: Answer = {"episodes": 4 if bench.quick else 64, "turns": turns, "live": 16}
     with closing(launch("endpoint", command, bench.folder)) as server:
@@ -144,12 +169,12 @@ def episodes_vs_verifiers(bench: Bench, turns: int) -> float:
             return {**play(), "requests": server.ask("requests")["requests"]}
 
         theirs, ours = partial(peer.ask, "rollout", **size), Served(bench.ours, **size).rollout
-        return bench.cost_ratio(partial(counted, theirs), partial(counted, ours), "requests")
+        return bench.compare(partial(counted, theirs), partial(counted, ours), "requests")
 
 
-def generation_vs_transformers(bench: Bench) -> float:
-    """Return `transformers.generate` divided by ours: 64 different prompts of 100 tokens, 32
-    new tokens each."""
+def generation_vs_transformers(bench: Bench) -> Ratio:
+    """Compare generation with `transformers.generate`: 64 different prompts of 100 tokens, 32 new
+    tokens each."""
     rows, length, new = (4, 10, 2) if bench.quick else (64, 100, 32)
     ours, module = bench.ours, bench.ours.models.module("policy")
     words = module.config.vocab_size  # as the end token's id: no token ends a reply
@@ -167,8 +192,7 @@ def generation_vs_transformers(bench: Bench) -> float:
         ours.engine.clear()
         ours.engine.generate(prompts.tolist(), list(range(rows)), sampling)
 
-    theirs, mine = bench.medians(_timed(plain), _timed(own))
-    return theirs / mine
+    return Ratio(*bench.rounds(_timed(plain), _timed(own)))
 
 
 def logprob_time_ratio(bench: Bench) -> float:
@@ -231,7 +255,7 @@ def wrong_word_seconds(bench: Bench) -> float:
     return bench.medians(startup.wrong_word_seconds)[0]
 
 
-FIGURES: dict[str, Callable[[Bench], float]] = {
+FIGURES: dict[str, Callable[[Bench], float | Ratio]] = {
     "rollout_vs_trl_1_turn": partial(rollout_vs_trl, turns=1),
     "rollout_vs_trl_20_turns": partial(rollout_vs_trl, turns=20),
     "rollout_vs_agilerl_20_turns": partial(rollout_vs_agilerl, turns=20),
@@ -274,11 +298,18 @@ def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         try:
-            found[name] = float(f"{FIGURES[name](bench):.3g}")
+            figure = FIGURES[name](bench)
         except PeerError as error:
             print(f"{name}: {error}", file=sys.stderr)
+            continue
+        if isinstance(figure, Ratio):
+            own = figure.figures(name)
+            value, low, high, theirs, ours = (f"{value:g}" for value in own.values())
+            print(f"{name} {value} [{low}, {high}]: {theirs} s there, {ours} s here", flush=True)
         else:
-            print(f"{name} {found[name]:g}", flush=True)
+            own = {name: _rounded(figure)}
+            print(f"{name} {own[name]:g}", flush=True)
+        found |= own
     return found | {"torch": torch.__version__} | bench.versions()
 
 
