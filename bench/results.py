@@ -104,6 +104,7 @@ class Comparison:
     steps: tuple[int, ...] = (6, 12, 24, 48)  # to choose from; none: the recipe's
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of HEADLINE; the others have the first three
     file: str = ""  # of the results; default: that of the environment
+    of: str = ""  # the environment whose recipe and trials this one takes, from another base
 
 
 # Of SmolLM2 a trial takes minutes. All start from one SFT, whose success its recipe has chosen.
@@ -112,13 +113,16 @@ SMOLLM2: dict[str, Any] = {
     "rates": (3e-5, 1e-4, 3e-4), "extended": False, "step_sizes": (0.5,), "steps": (),
     "seeds": (0, 1), "file": "smollm2",
 }  # fmt: skip
+# Another initial model, trained like the embedded one: `python -m tools.tiny_models ENV seed=1
+# runs=FOLDER name=ENV_base2`. It shows what the luck of an initial model is.
+BASE2: dict[str, Any] = {"names": ("nlac", "self_ac", "grpo", "rft"), "seeds": (0, 1, 2)}
+TWENTYQ, ARITHMETIC = {"test": 40, "train": 44, "val": 12}, {"test": 200, "train": 1000, "val": 100}
 COMPARISONS = {
-    "twentyq": Comparison(
-        tasks={"test": 40, "train": 44, "val": 12},
-        names=EVERYWHERE,
-    ),
+    "twentyq": Comparison(tasks=TWENTYQ, names=EVERYWHERE),
+    "twentyq_base2": Comparison(tasks=TWENTYQ, of="twentyq", **BASE2),
     "tau_mini": Comparison(tasks={"test": 30, "train": 90, "val": 30}),
-    "arithmetic": Comparison(tasks={"test": 200, "train": 1000, "val": 100}),
+    "arithmetic": Comparison(tasks=ARITHMETIC),
+    "arithmetic_base2": Comparison(tasks=ARITHMETIC, of="arithmetic", **BASE2),
     "wiki": Comparison(tasks={"test": 80, "train": 240, "val": 40}),
     "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 85}, **SMOLLM2),
     "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **SMOLLM2),
@@ -167,10 +171,11 @@ class Plan:
     @property
     def options(self) -> dict[str, str]:
         """The options that are chosen: recipe, algo and, if it is one, ablation."""
-        preset = f"{self.env}_{self.what}"
+        recipe = COMPARISONS[self.env].of or self.env
+        preset = f"{recipe}_{self.what}"
         if preset in PRESETS and not self.what.startswith("archer"):  # that name was archer_small
             return dict(text.split("=") for text in preset_overrides(preset))
-        return {"recipe": self.env, "algo": self.what}
+        return {"recipe": recipe, "algo": self.what}
 
     @property
     def algo(self) -> str:
@@ -225,6 +230,8 @@ def train(plan: Trainable, folder: Path) -> Path:
     are done. Raises SystemExit if the folder has a run with other settings."""
     run, note = folder / plan.name, folder / f"{plan.name}.settings"
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
+    if isinstance(plan, Plan) and COMPARISONS[plan.env].of:
+        start = [f"init={folder / plan.env}"]
     with FileLock(folder / f"{plan.name}.lock"):
         if run.exists() and not (note.exists() and note.read_text() == fingerprint(plan)):
             raise SystemExit(f"{run} has other settings; remove it to repeat the run")
@@ -355,7 +362,8 @@ def best_trial(rows: Rows) -> dict[str, Any]:
 
 def trials(env: str, what: str) -> Rows:
     """Return the stored trials of an algorithm."""
-    return [r for r in load(f"{env}_trials.json") if (r["variant"] or r["algo"]) == what]
+    rows = load(f"{COMPARISONS[env].of or env}_trials.json")
+    return [row for row in rows if (row["variant"] or row["algo"]) == what]
 
 
 def best_plan(env: str, what: str, seed: int) -> Plan:
@@ -506,6 +514,8 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
 
 def preset(plan: Plan) -> str | None:
     """Return the name under which `agentrl reproduce` repeats a run."""
+    if COMPARISONS[plan.env].of:
+        return None
     options = [f"{group}={name}" for group, name in plan.options.items()]
     return next((name for name in PRESETS if preset_overrides(name) == options), None)
 
@@ -566,7 +576,7 @@ def is_stored(plan: Plan) -> bool:
 
 def tune(env: str, what: str, folder: Path, missing: bool) -> None:
     """Do the trials of an algorithm, or those that have no record."""
-    if is_tuned(what):
+    if is_tuned(what) and not COMPARISONS[env].of:
         Tuning(env, what, folder, trials(env, what) if missing else []).run()
 
 

@@ -25,7 +25,8 @@ def test_every_plan_composes_and_has_its_start(env: str, monkeypatch: pytest.Mon
     for what in names:
         plan = Plan(env, what, 5)
         config = compose([*plan.settings(), "runs=x"])
-        assert (config.choices.recipe, config.choices.algo, config.seed) == (env, plan.algo, 5)
+        chosen = config.choices.recipe, config.choices.algo, config.seed
+        assert chosen == (COMPARISONS[env].of or env, plan.algo, 5)
         assert config.init == (f"x/{plan.start.name}" if plan.start else None)
         assert all(at_rate(plan, 1e-4).values()) and all(at_size(plan, 0.5).values())
 
@@ -130,6 +131,28 @@ def test_run_that_two_need_is_trained_once(tmp_path: Path, monkeypatch: pytest.M
     with ThreadPoolExecutor(2) as pool:
         assert len({*pool.map(lambda _: results.train(plan, tmp_path), range(2))}) == 1
     assert len(started) == 1
+
+
+def test_second_base_takes_settings_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started = []
+
+    def ended(command: list[str], **options: Any) -> None:
+        started.append(command)
+        run = Path(command[-3].removeprefix("runs=")) / command[-2].removeprefix("name=")
+        run.mkdir()
+        meta = {"status": "done", "git": {"commit": results.commit()}}
+        (run / "meta.json").write_text(json.dumps(meta))
+
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results.subprocess, "run", ended)
+    row = results.named(Plan("twentyq", "grpo", 10)) | {"trial": "long", "step": 24, "val": 0.5}
+    row |= {"changes": {"algo.optimizer.lr": 3e-3, "steps": 48, "eval_every": 6}}
+    (tmp_path / "twentyq_trials.json").write_text(json.dumps([row]))
+    results.tune("twentyq_base2", "grpo", tmp_path, missing=False)  # has no trials of its own
+    results.train(best_plan("twentyq_base2", "grpo", 1), tmp_path)
+    given = {"recipe=twentyq", "algo.optimizer.lr=0.003", "steps=24", "seed=1"}
+    assert {*given, f"init={tmp_path / 'twentyq_base2'}"} <= {*started[0]}
+    assert results.preset(best_plan("twentyq_base2", "grpo", 1)) is None
 
 
 def test_record_has_the_success_of_each_task(tmp_path: Path):

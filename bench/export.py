@@ -1,0 +1,110 @@
+"""Success of an exported SmolLM2: `python bench/export.py RUN` writes docs/results/export.json.
+
+RUN is a run of recipe=arithmetic_smollm2. The same test problems are solved by the run itself, by
+its merged export in Transformers, and behind vLLM (`make vllm-test` installs it) by the merged
+export and by the exported adapter on the base model. Each reply is a turn, because an endpoint
+cannot continue a reply. Each figure is of 400 sampled replies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.models.load import find_model
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "results" / "export.json"
+AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
+PLAY = ["env.turn_mode=single", "eval.splits=[test]", "eval.episodes_per_task=4"]
+RECIPE = ["recipe=arithmetic_smollm2", "algo=grpo", "init=null", *PLAY]
+NAME = "exported"
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+START_SECONDS = 600.0
+
+
+def evaluate(*arguments: str) -> dict[str, float]:
+    """Return the success of an evaluation with its interval, in percent."""
+    command = [*AGENTRL, "eval", *arguments, "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    record = json.loads(done.stdout)
+    names = {"success": "", "low": "_low", "high": "_high"}
+    return {name: round(100 * record[f"eval/test_success{end}"], 1) for name, end in names.items()}
+
+
+@contextmanager
+def served(program: Path, *arguments: str) -> Iterator[list[str]]:
+    """Serve a model with vLLM, and yield the overrides with which agentrl uses it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [str(program), "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048"]
+    log = Path(tempfile.mkstemp(suffix=".log")[1])
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | CPU)
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not is_healthy(url):
+            if server.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"vLLM did not start; its output is in {log}")
+            time.sleep(1)
+        limits = ["rollout.max_seq_len=4096"]  # in bytes: the tokenizer of an endpoint is unknown
+        yield ["model=endpoint", f"model.url={url}/v1", f"model.name={NAME}", *limits]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a server answers."""
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def measure(run: str, program: Path, folder: Path) -> dict[str, Any]:
+    """Return the success of each form of the policy."""
+    merged, adapter = folder / "merged", folder / "adapter"
+    for target, options in ((merged, []), (adapter, ["--adapter"])):
+        subprocess.run([*AGENTRL, "export", run, str(target), *options], cwd=ROOT, check=True)
+    found = {"run": evaluate(run, *PLAY)}
+    found["transformers"] = evaluate(*RECIPE, "model=hf", f"model.path={merged}")
+    with served(program, str(merged), "--served-model-name", NAME) as endpoint:
+        found["vllm"] = evaluate(*RECIPE, *endpoint)
+    lora = ["--enable-lora", "--max-lora-rank", "64", "--lora-modules", f"{NAME}={adapter}"]
+    with served(program, find_model("smollm2"), *lora) as endpoint:
+        found["vllm_adapter"] = evaluate(*RECIPE, *endpoint)
+    return found
+
+
+def main() -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run")
+    parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "vllm")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(asked.run, asked.vllm, Path(folder))
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
