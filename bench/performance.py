@@ -19,6 +19,7 @@ five rounds this is a 94 % interval of the median.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -50,6 +51,7 @@ RESULT, COST = (
 SUFFIX = "_smollm2"  # of the figures of that model
 Answer = dict[str, Any]
 Ask = Callable[[], Answer]
+Keep = Callable[[dict[str, float]], object]
 
 
 @dataclass(frozen=True)
@@ -199,13 +201,22 @@ def logprob_time_ratio(bench: Bench) -> float:
     """Return the seconds of log-probs in chunks divided by those from full logits."""
     reader = _reader(bench)
     chunked, plain = bench.medians(_timed(reader.chunked), _timed(reader.plain))
+    return_freed_memory()
     return chunked / plain
 
 
 def logprob_memory_ratio(bench: Bench) -> float:
     """Return the same for the peak of bytes, which repeats exactly and is measured once."""
     reader = _reader(bench)
-    return peak(reader.chunked) / peak(reader.plain)
+    ratio = peak(reader.chunked) / peak(reader.plain)
+    return_freed_memory()
+    return ratio
+
+
+def return_freed_memory() -> None:
+    """Give the memory of full logits back to the system, which `keep_freed_memory` prevents."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _timed(work: Callable[[], object]) -> Callable[[], float]:
@@ -276,24 +287,24 @@ FIGURES: dict[str, Callable[[Bench], float | Ratio]] = {
 
 
 def measure(
-    names: list[str], folder: Path, peers: Path | None = None, *, quick: bool = False
+    names: list[str], folder: Path, peers: Path | None, keep: Keep, *, quick: bool = False
 ) -> dict[str, Any]:
-    """Return these figures and the versions of the libraries; those of SmolLM2 come last. If a
-    library cannot be installed or run, its figures are left out and a line is printed on
-    stderr."""
+    """Return these figures and the versions of the libraries; those of SmolLM2 come last. Each is
+    given to `keep` at once. If a library cannot be installed or run, its figures are left out and a
+    line is printed on stderr."""
     found: dict[str, Any] = {}
     for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
         own = [name for name in names if name.endswith(SUFFIX) == (model == "smollm2")]
         if own:
             bench = Bench(folder / model, QUICK if quick else sizes, peers)
             try:
-                found |= measured(bench, own)
+                found |= measured(bench, own, keep)
             finally:
                 bench.close()
     return found
 
 
-def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
+def measured(bench: Bench, names: list[str], keep: Keep) -> dict[str, Any]:
     """Return the figures of one model."""
     found: dict[str, Any] = {}
     for name in names:
@@ -309,6 +320,7 @@ def measured(bench: Bench, names: list[str]) -> dict[str, Any]:
         else:
             own = {name: _rounded(figure)}
             print(f"{name} {own[name]:g}", flush=True)
+        keep(own)
         found |= own
     return found | {"torch": torch.__version__} | bench.versions()
 
@@ -331,9 +343,16 @@ def main() -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     names = given.only or list(FIGURES)
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(names, Path(folder), given.peers, quick=given.quick)
     stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+    def keep(figures: dict[str, float]) -> None:
+        if given.compare or given.quick:
+            return
+        stored.update(figures)
+        RESULT.write_text(json.dumps(stored, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(names, Path(folder), given.peers, keep, quick=given.quick)
     if given.compare:
         lines = worse(found, stored, given.tolerance)
         print("\n".join(lines) or "no figure is worse than the stored one")

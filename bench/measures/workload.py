@@ -72,7 +72,7 @@ class Sizes:
 
 SMOLLM2 = Sizes(
     episodes=64, prompt=100, turns=10, pretrained="smollm2", dtype="bfloat16", word=" go",
-    repeats=3, lora=LoraConfig(rank=16, alpha=32, targets=["all-linear"]),
+    repeats=2, lora=LoraConfig(rank=16, alpha=32, targets=["all-linear"]),
 )  # fmt: skip
 QUICK = Sizes(
     layers=1, width=64, episodes=4, group=2, prompt=24, new=2, seen=16, turns=3, repeats=1
