@@ -1,7 +1,8 @@
 """Draw the figures in docs/images/ from the records in docs/results (`make pictures`).
 
 `gains` shows the gain in test success of each method, `curves_ENV` success against episodes and
-seconds, `trl_learning` the mean reward of GRPO in TRL and here.
+seconds, `smollm2` the success of each run of SmolLM2 before and after training, `trl_learning` the
+mean reward of GRPO in TRL and here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agentrl_cli.core.statistics import student
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
 from agentrl_cli.report.seeds import moving_average
 from bench.results import PLAYERS
-from tools.results_page import ENVIRONMENTS, Row, configurations, gains, load
+from tools.results_page import ENVIRONMENTS, PRETRAINED, Row, configurations, gains, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +37,10 @@ METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom t
     ("rft", ""): ("RFT", PALE),
     ("self_ac", ""): ("Self-AC", GOOD),
     ("nlac", ""): ("NLAC", CRITIC),
+}
+STUDENTS = {
+    ("stepagent_inverse", ""): ("StepAgent, inverse", GOOD),
+    ("stepagent_implicit", ""): ("StepAgent, implicit", GOOD),
 }
 
 
@@ -62,6 +67,11 @@ def figures() -> dict[str, str]:
     drawn = {name: svg(draw, panels, 2, (3.6, 2.6)) for name, panels in curves.items()}
     learning = {name: load(env) for env, name in ENVIRONMENTS.items()}
     drawn["trl_learning"] = svg(draw, [same_task()], 1, (6.0, 2.6))
+    pretrained = {
+        title: [row for row in load("smollm2") if row["env"] == env and row["split"] == "test"]
+        for env, title in PRETRAINED.items()
+    }
+    drawn["smollm2"] = svg(draw_runs, {title: rows for title, rows in pretrained.items() if rows})
     return drawn | {"gains": svg(draw_gains, learning)}
 
 
@@ -102,6 +112,31 @@ def draw_gains(environments: dict[str, list[Row]]) -> Figure:
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="y", visible=False)
     axes[-1].set_xlabel("gain in test success, points\n(mean over seeds, 95 % interval)")
+    return figure
+
+
+def draw_runs(environments: dict[str, list[Row]]) -> Figure:
+    """Draw the success of each run on test tasks: grey before training, then with its 95 % interval
+    over tasks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 2.8 * len(environments)), layout="constrained")
+    axes = figure.subplots(len(environments), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (title, rows) in zip(axes, environments.items(), strict=True):
+        known = {(row["algo"], row["variant"]) for row in rows}
+        methods = {key: shown for key, shown in (STUDENTS | METHODS).items() if key in known}
+        for y, (method, (_, colour)) in enumerate(methods.items()):
+            runs = [row for row in rows if (row["algo"], row["variant"]) == method]
+            for place, run in enumerate(runs):
+                at = y + 0.15 * (place - (len(runs) - 1) / 2)
+                ends = [[run["final"] - run["low"]], [run["high"] - run["final"]]]
+                shown = [[100 * value for value in end] for end in ends]
+                axis.plot(100 * run["base"], at, "o", ms=4, color=GREY)
+                axis.errorbar(100 * run["final"], at, xerr=shown, fmt="o", ms=4, color=colour)
+        axis.set_yticks(range(len(methods)), [label for label, _ in methods.values()])
+        axis.set_title(title, loc="left", fontweight="bold")
+        axis.grid(axis="y", visible=False)
+    axes[-1].set_xlabel("success on test tasks, %, each seed\n(grey: before training)")
     return figure
 
 

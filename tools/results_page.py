@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "twentyq": "Twenty Questions", "arithmetic": "arithmetic", "tau_mini": "the small shop",
     "wiki": "the wiki",
 }  # fmt: skip
+PRETRAINED = {"arithmetic_smollm2": "arithmetic", "courier_smollm2": "the courier"}
 TRIALS = {
     "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
     "small_steps": "half the tokens a step",
@@ -189,6 +190,21 @@ def env_learning(env: str) -> str:
     return "\n\n".join(parts)
 
 
+def pretrained(env: str) -> str:
+    """Return the runs of SmolLM2 in an environment, the highest mean success first, and their
+    trials."""
+    rows = [row for row in load("smollm2") if row["env"] == env]
+    cells = []
+    for runs in sorted(configurations(rows), key=lambda runs: -mean(runs, "final")):
+        for row in sorted(runs, key=lambda row: row["seed"]):
+            final = f"{share(row['final'])} [{share(row['low'])}, {share(row['high'])}]"
+            gain = points(row["final"] - row["base"])
+            cost = [f"{row['episodes']:,}", f"{row['seconds']:,.0f}"]
+            cells.append([name_of([row]), str(row["seed"]), share(row["base"]), final, gain, *cost])
+    header = "algorithm | seed | start, % | final, % | gain, points | episodes | seconds"
+    return f"{markdown(header, cells)}\n\nTrials:\n\n{trials(env)}"
+
+
 def by_demonstrations(rows: Sequence[Row]) -> str:
     """Return the results by number of demonstrations."""
     cells = [
@@ -217,24 +233,34 @@ def tuning() -> str:
     return "\n\n".join(tables)
 
 
-def trials() -> str:
-    """Return the success on `val` of each trial for the next comparison."""
-    tables = []
-    for env, name in ENVIRONMENTS.items():
-        if not (RECORDS / f"{env}_trials.json").exists():
-            continue
-        rows, cells = load(f"{env}_trials"), []
-        rates = sorted({float(r["trial"][5:]) for r in rows if r["trial"].startswith("rate_")})
-        names = [*(f"rate_{rate:g}" for rate in rates), "size_0.5", "size_2"]
-        for what in dict.fromkeys(row["variant"] or row["algo"] for row in rows):
-            own = [row for row in rows if (row["variant"] or row["algo"]) == what]
-            last = {row["trial"]: share(row["val"]) for row in own}
+def trials(env: str) -> str:
+    """Return the success on `val` of each trial in an environment."""
+    rows, cells = load(f"{env}_trials"), []
+    rates = sorted({float(row["trial"][5:]) for row in rows if row["trial"].startswith("rate_")})
+    columns = {f"rate_{rate:g}": f"{rate:g}" for rate in rates}
+    columns |= {"size_0.5": "half step", "size_2": "double"}
+    columns = {name: text for name, text in columns.items() if name in {r["trial"] for r in rows}}
+    has_long = any(row["trial"] == "long" for row in rows)
+    for what in dict.fromkeys(row["variant"] or row["algo"] for row in rows):
+        own = [row for row in rows if (row["variant"] or row["algo"]) == what]
+        last = {row["trial"]: share(row["val"]) for row in own}
+        cell = [what, *(last.get(name, "") for name in columns)]
+        if has_long:
             long = {row["step"]: row["val"] for row in own if row["trial"] == "long"}
             stops = [f"{n}: {share(long[n])}" for n in horizons(env, what) if n in long]
-            cells.append([what, *(last.get(trial, "") for trial in names), ", ".join(stops)])
-        header = ["algorithm", *(f"{r:g}" for r in rates), "half step", "double", "long run"]
-        tables.append(f"On {name}:\n\n{markdown(' | '.join(header), cells)}")
-    return "\n\n".join(tables)
+            cell.append(", ".join(stops))
+        cells.append(cell)
+    header = ["algorithm", *columns.values(), *(["long run"] if has_long else [])]
+    return markdown(" | ".join(header), cells)
+
+
+def trial_tables() -> str:
+    """Return the trials for the next comparison in each environment that has any."""
+    return "\n\n".join(
+        f"On {name}:\n\n{trials(env)}"
+        for env, name in ENVIRONMENTS.items()
+        if (RECORDS / f"{env}_trials.json").exists()
+    )
 
 
 def critic_quality() -> str:
@@ -250,23 +276,21 @@ def critic_quality() -> str:
     return markdown(" | ".join(["figure", *ENVIRONMENTS.values()]), cells)
 
 
-def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
-    """Return critic metrics before and after training, as means over seeds.
-
-    `key` selects runs by a metric, `columns` names metrics and headers, `files` records and
-    environments.
-    """
-    cells = []
-    for file, env in files.items():
-        found: dict[str, Runs] = {}
+def critics(key: str, columns: dict[str, str]) -> str:
+    """Return critic metrics before and after training, as means over seeds. `key` selects runs by a
+    metric, `columns` names metrics and headers."""
+    environments = ENVIRONMENTS | {env: f"{name}, SmolLM2" for env, name in PRETRAINED.items()}
+    found: dict[tuple[str, str], Runs] = {}
+    for file in (*ENVIRONMENTS, "smollm2"):
         for row in load(f"{file}_critic"):
             if key in row:
-                found.setdefault(name_of([row]), []).append(row)
-        for name, runs in found.items():
-            ends = (0, max(row["step"] for row in runs))
-            by_end = [[row for row in runs if row["step"] == end] for end in ends]
-            means = [[minus(f"{mean(end, c):.2f}") for end in by_end] for c in columns]
-            cells.append([env, name, *map(" → ".join, means)])
+                found.setdefault((row["env"], name_of([row])), []).append(row)
+    cells = []
+    for (env, name), runs in found.items():
+        ends = (0, max(row["step"] for row in runs))
+        by_end = [[row for row in runs if row["step"] == end] for end in ends]
+        means = [[minus(f"{mean(end, c):.2f}") for end in by_end] for c in columns]
+        cells.append([environments[env], name, *map(" → ".join, means)])
     return markdown(" | ".join(["environment", "algorithm", *columns.values()]), cells)
 
 
@@ -347,9 +371,10 @@ def page() -> str:
         "demonstrations": by_demonstrations(load("stepagent")),
         "differences": differences(rows, spread),
         "tuning": tuning(),
-        "trials": trials(),
-        "written": critics("nlac/brier", WRITTEN, ENVIRONMENTS),
-        "scalar": critics("critic/brier", SCALAR, ENVIRONMENTS),
+        "trials": trial_tables(),
+        **{env: pretrained(env) for env in PRETRAINED if (RECORDS / f"{env}_trials.json").exists()},
+        "written": critics("nlac/brier", WRITTEN),
+        "scalar": critics("critic/brier", SCALAR),
         "critic_quality": critic_quality(),
         "delayed_credit_table": delayed_credit(load("delayed_credit")),
         "golden": golden(load("tau_exactness")),
