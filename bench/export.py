@@ -3,7 +3,7 @@
 RUN is a run of recipe=arithmetic_smollm2. The same test problems are solved by the run itself, by
 its merged export in Transformers, and behind vLLM (`make vllm-test` installs it) by the merged
 export and by the exported adapter on the base model. Each reply is a turn, because an endpoint
-cannot continue a reply. Each figure is of 400 sampled replies.
+cannot continue a reply. Each figure is of 200 sampled replies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -30,7 +29,7 @@ from agentrl_cli.models.load import find_model
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "export.json"
 AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
-PLAY = ["env.turn_mode=single", "eval.splits=[test]", "eval.episodes_per_task=4"]
+PLAY = ["env.turn_mode=single", "eval.splits=[test]", "eval.episodes_per_task=2"]
 RECIPE = ["recipe=arithmetic_smollm2", "algo=grpo", "init=null", *PLAY]
 NAME = "exported"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -79,31 +78,35 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def measure(run: str, program: Path, folder: Path) -> dict[str, Any]:
-    """Return the success of each form of the policy."""
+def measure(run: str, program: Path, folder: Path) -> None:
+    """Store the success of each form of the policy."""
     merged, adapter = folder / "merged", folder / "adapter"
     for target, options in ((merged, []), (adapter, ["--adapter"])):
         subprocess.run([*AGENTRL, "export", run, str(target), *options], cwd=ROOT, check=True)
-    found = {"run": evaluate(run, *PLAY)}
-    found["transformers"] = evaluate(*RECIPE, "model=hf", f"model.path={merged}")
+    store("run", evaluate(run, *PLAY))
+    store("transformers", evaluate(*RECIPE, "model=hf", f"model.path={merged}"))
     with served(program, str(merged), "--served-model-name", NAME) as endpoint:
-        found["vllm"] = evaluate(*RECIPE, *endpoint)
+        store("vllm", evaluate(*RECIPE, *endpoint))
     lora = ["--enable-lora", "--max-lora-rank", "64", "--lora-modules", f"{NAME}={adapter}"]
     with served(program, find_model("smollm2"), *lora) as endpoint:
-        found["vllm_adapter"] = evaluate(*RECIPE, *endpoint)
-    return found
+        store("vllm_adapter", evaluate(*RECIPE, *endpoint))
+
+
+def store(name: str, figures: dict[str, float]) -> None:
+    """Print figures and add them to the file."""
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps(kept | {name: figures}, indent=1) + "\n")
+    print(name, figures, flush=True)
 
 
 def main() -> None:
-    """Measure, print and store."""
+    """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "vllm")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(asked.run, asked.vllm, Path(folder))
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+        measure(asked.run, asked.vllm, Path(folder))
 
 
 if __name__ == "__main__":

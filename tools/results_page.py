@@ -364,6 +364,7 @@ def page() -> str:
         "delayed_credit",
         "diagnostics",
         "diagnostics_smollm2",
+        "export",
     )
     parts = {
         **{env: env_learning(env) for env in ENVIRONMENTS},
