@@ -125,7 +125,9 @@ COMPARISONS = {
     "arithmetic_base2": Comparison(tasks=ARITHMETIC, of="arithmetic", **BASE2),
     "wiki": Comparison(tasks={"test": 80, "train": 240, "val": 40}),
     "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 85}, **SMOLLM2),
-    "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **SMOLLM2),
+    "courier_smollm2": Comparison(
+        tasks={"test": 3, "train": 3, "val": 3}, **(SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)})
+    ),
 }
 TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
 

@@ -22,7 +22,7 @@ from agentrl_cli.core.statistics import student
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
 from agentrl_cli.report.seeds import moving_average
 from bench.results import PLAYERS
-from tools.results_page import ENVIRONMENTS, PRETRAINED, Row, configurations, gains, load
+from tools.results_page import ENVIRONMENTS, MIN_TASKS, PRETRAINED, Row, configurations, gains, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def draw_gains(environments: dict[str, list[Row]]) -> Figure:
 
 def draw_runs(environments: dict[str, list[Row]]) -> Figure:
     """Draw the success of each run on test tasks: grey before training, then with its 95 % interval
-    over tasks."""
+    over tasks if these are not few."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 2.8 * len(environments)), layout="constrained")
@@ -131,8 +131,9 @@ def draw_runs(environments: dict[str, list[Row]]) -> Figure:
                 at = y + 0.15 * (place - (len(runs) - 1) / 2)
                 ends = [[run["final"] - run["low"]], [run["high"] - run["final"]]]
                 shown = [[100 * value for value in end] for end in ends]
+                error = shown if run["tasks"] >= MIN_TASKS else None
                 axis.plot(100 * run["base"], at, "o", ms=4, color=GREY)
-                axis.errorbar(100 * run["final"], at, xerr=shown, fmt="o", ms=4, color=colour)
+                axis.errorbar(100 * run["final"], at, xerr=error, fmt="o", ms=4, color=colour)
         axis.set_yticks(range(len(methods)), [label for label, _ in methods.values()])
         axis.set_title(title, loc="left", fontweight="bold")
         axis.grid(axis="y", visible=False)

@@ -50,6 +50,7 @@ COMPARED = (
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 BASELINES = ("grpo", "rft")
 ONLY_IN_FINDINGS = ("guard_", "tot_", "drift_steps")  # figures of critics.json without a row
+MIN_TASKS = 10  # for an interval over tasks
 WIDTH = 120
 Row = dict[str, Any]
 Runs = list[Row]  # the seeds of one configuration on one split
@@ -197,7 +198,9 @@ def pretrained(env: str) -> str:
     cells = []
     for runs in sorted(configurations(rows), key=lambda runs: -mean(runs, "final")):
         for row in sorted(runs, key=lambda row: row["seed"]):
-            final = f"{share(row['final'])} [{share(row['low'])}, {share(row['high'])}]"
+            final = share(row["final"])
+            if row["tasks"] >= MIN_TASKS:
+                final += f" [{share(row['low'])}, {share(row['high'])}]"
             gain = points(row["final"] - row["base"])
             cost = [f"{row['episodes']:,}", f"{row['seconds']:,.0f}"]
             cells.append([name_of([row]), str(row["seed"]), share(row["base"]), final, gain, *cost])
