@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,12 +20,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from agentrl_cli.generators.vllm import end_with_parent
 from agentrl_cli.models.load import find_model
+from agentrl_cli.runs.find import find_run
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "export.json"
@@ -54,20 +58,22 @@ def served(program: Path, *arguments: str) -> Iterator[list[str]]:
     url = f"http://127.0.0.1:{port}"
     command = [str(program), "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048"]
-    log = Path(tempfile.mkstemp(suffix=".log")[1])
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | CPU)
-    try:
-        until = time.monotonic() + START_SECONDS
-        while not is_healthy(url):
-            if server.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"vLLM did not start; its output is in {log}")
-            time.sleep(1)
-        limits = ["rollout.max_seq_len=4096"]  # in bytes: the tokenizer of an endpoint is unknown
-        yield ["model=endpoint", f"model.url={url}/v1", f"model.name={NAME}", *limits]
-    finally:
-        server.terminate()
-        server.wait()
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        server = subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | CPU, start_new_session=True,
+            preexec_fn=end_with_parent,
+        )  # fmt: skip
+        try:
+            until = time.monotonic() + START_SECONDS
+            while not is_healthy(url):
+                if server.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"vLLM did not start: {Path(log.name).read_text()[-2000:]}")
+                time.sleep(1)
+            limits = ["rollout.max_seq_len=4096"]  # bytes: the tokenizer of an endpoint is unknown
+            yield ["model=endpoint", f"model.url={url}/v1", f"model.name={NAME}", *limits]
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def is_healthy(url: str) -> bool:
@@ -78,25 +84,18 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def measure(run: str, program: Path, folder: Path) -> None:
-    """Store the success of each form of the policy."""
+def measure(run: str, program: Path, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the success of each form of the policy."""
     merged, adapter = folder / "merged", folder / "adapter"
     for target, options in ((merged, []), (adapter, ["--adapter"])):
         subprocess.run([*AGENTRL, "export", run, str(target), *options], cwd=ROOT, check=True)
-    store("run", evaluate(run, *PLAY))
-    store("transformers", evaluate(*RECIPE, "model=hf", f"model.path={merged}"))
+    yield "trained", evaluate(run, *PLAY)
+    yield "transformers", evaluate(*RECIPE, "model=hf", f"model.path={merged}")
     with served(program, str(merged), "--served-model-name", NAME) as endpoint:
-        store("vllm", evaluate(*RECIPE, *endpoint))
+        yield "vllm", evaluate(*RECIPE, *endpoint)
     lora = ["--enable-lora", "--max-lora-rank", "64", "--lora-modules", f"{NAME}={adapter}"]
     with served(program, find_model("smollm2"), *lora) as endpoint:
-        store("vllm_adapter", evaluate(*RECIPE, *endpoint))
-
-
-def store(name: str, figures: dict[str, float]) -> None:
-    """Print figures and add them to the file."""
-    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps(kept | {name: figures}, indent=1) + "\n")
-    print(name, figures, flush=True)
+        yield "vllm_adapter", evaluate(*RECIPE, *endpoint)
 
 
 def main() -> None:
@@ -106,7 +105,12 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "vllm")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(asked.run, asked.vllm, Path(folder))
+        run = find_run(asked.run)
+        found: dict[str, Any] = {"run": run.name, "commit": run.meta["git"]["commit"]}
+        for name, figures in measure(str(run.folder), asked.vllm, Path(folder)):
+            print(name, figures, flush=True)
+            found[name] = figures
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

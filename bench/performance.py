@@ -12,8 +12,8 @@ FOLDER has a virtual environment for each other library, which is made if it is 
 
 All seconds are CPU seconds of one thread. The two sides of a ratio alternate, the first turn of
 each warms up, and medians are compared, so other load on the machine has little effect. A
-comparison also has the seconds of both sides and the lowest and highest ratio of its rounds; of
-five rounds this is a 94 % interval of the median.
+comparison also has the seconds of both sides and the lowest and highest ratio of its rounds. Of
+five rounds this is a 94 % interval of the median, of the two of SmolLM2 a 50 % one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import platform
 import statistics
 import sys
 import tempfile
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from agentrl_cli.core import files
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.training.build import keep_freed_memory
 from bench.measures import startup
@@ -51,7 +53,7 @@ RESULT, COST = (
 SUFFIX = "_smollm2"  # of the figures of that model
 Answer = dict[str, Any]
 Ask = Callable[[], Answer]
-Keep = Callable[[dict[str, float]], object]
+Keep = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def logprob_memory_ratio(bench: Bench) -> float:
 
 def return_freed_memory() -> None:
     """Give the memory of full logits back to the system, which `keep_freed_memory` prevents."""
-    if sys.platform == "linux":
+    if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -289,8 +291,8 @@ FIGURES: dict[str, Callable[[Bench], float | Ratio]] = {
 def measure(
     names: list[str], folder: Path, peers: Path | None, keep: Keep, *, quick: bool = False
 ) -> dict[str, Any]:
-    """Return these figures and the versions of the libraries; those of SmolLM2 come last. Each is
-    given to `keep` at once. If a library cannot be installed or run, its figures are left out and a
+    """Return these figures; those of SmolLM2 come last. Each is given to `keep` at once, with the
+    versions of the libraries. If one cannot be installed or run, its figures are left out and a
     line is printed on stderr."""
     found: dict[str, Any] = {}
     for model, sizes in {"tiny": Sizes(), "smollm2": SMOLLM2}.items():
@@ -320,9 +322,9 @@ def measured(bench: Bench, names: list[str], keep: Keep) -> dict[str, Any]:
         else:
             own = {name: _rounded(figure)}
             print(f"{name} {own[name]:g}", flush=True)
-        keep(own)
+        keep(own | {"torch": torch.__version__} | bench.versions())
         found |= own
-    return found | {"torch": torch.__version__} | bench.versions()
+    return found
 
 
 def worse(found: dict[str, Any], stored: dict[str, Any], tolerance: float) -> list[str]:
@@ -331,7 +333,7 @@ def worse(found: dict[str, Any], stored: dict[str, Any], tolerance: float) -> li
     lines = []
     for name in sorted(FIGURES.keys() & found.keys() & stored.keys()):
         now, then = found[name], stored[name]
-        loss = (then / now if "_vs_" in name else now / then) - 1
+        loss = then / now - 1 if "_vs_" in name else (now - then) / abs(then)
         if loss > tolerance:
             lines.append(f"{name} is {now:g}, {loss:.0%} worse than the stored {then:g}")
     return lines
@@ -343,27 +345,27 @@ def main() -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     names = given.only or list(FIGURES)
-    stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-
-    def keep(figures: dict[str, float]) -> None:
-        if given.compare or given.quick:
-            return
-        stored.update(figures)
-        RESULT.write_text(json.dumps(stored, indent=1) + "\n")
-
     with tempfile.TemporaryDirectory() as folder:
+        keep = ignore if given.compare or given.quick else store
         found = measure(names, Path(folder), given.peers, keep, quick=given.quick)
     if given.compare:
-        lines = worse(found, stored, given.tolerance)
+        lines = worse(found, json.loads(RESULT.read_text()), given.tolerance)
         print("\n".join(lines) or "no figure is worse than the stored one")
         return int(bool(lines))
-    if not given.quick:
-        RESULT.write_text(json.dumps((stored if given.only else {}) | found, indent=1) + "\n")
-        ratios = {k.removesuffix(SUFFIX): v for k, v in found.items() if k.endswith(SUFFIX)}
-        if ratios:
-            kept = json.loads(COST.read_text()) if COST.exists() else {}
-            COST.write_text(json.dumps(kept | ratios, indent=1) + "\n")
     return 0
+
+
+def ignore(figures: dict[str, Any]) -> None:
+    """Store nothing."""
+
+
+def store(figures: dict[str, Any]) -> None:
+    """Add figures to the files."""
+    ratios = {k.removesuffix(SUFFIX): v for k, v in figures.items() if k.endswith(SUFFIX)}
+    for file, added in ((RESULT, figures), (COST, ratios)):
+        if added:
+            kept = json.loads(file.read_text()) if file.exists() else {}
+            files.replace_text(file, json.dumps(kept | added, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,7 +19,8 @@ this commit, or of one that --also names because its results are the same. So st
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
 folder. The trials go to docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and
 ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
-smollm2.json. Last, the script prints the settings that the recipe must have.
+smollm2.json. ENV_base2 takes the settings of ENV and starts from another initial model. Last, the
+script prints the settings that the recipe must have.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ SMOLLM2: dict[str, Any] = {
     "rates": (3e-5, 1e-4, 3e-4), "extended": False, "step_sizes": (0.5,), "steps": (),
     "seeds": (0, 1), "file": "smollm2",
 }  # fmt: skip
-# Another initial model, trained like the embedded one: `python -m tools.tiny_models ENV seed=1
-# runs=FOLDER name=ENV_base2`. It shows what the luck of an initial model is.
+COURIER: dict[str, Any] = SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)}
+# From another initial model, to show how far results depend on it. It is trained like the embedded
+# one, into the folder of the runs: `python -m tools.tiny_models ENV seed=1 runs=FOLDER
+# name=ENV_base2`.
 BASE2: dict[str, Any] = {"names": ("nlac", "self_ac", "grpo", "rft"), "seeds": (0, 1, 2)}
 TWENTYQ, ARITHMETIC = {"test": 40, "train": 44, "val": 12}, {"test": 200, "train": 1000, "val": 100}
 COMPARISONS = {
@@ -125,9 +128,7 @@ COMPARISONS = {
     "arithmetic_base2": Comparison(tasks=ARITHMETIC, of="arithmetic", **BASE2),
     "wiki": Comparison(tasks={"test": 80, "train": 240, "val": 40}),
     "arithmetic_smollm2": Comparison(tasks={"test": 100, "train": 480, "val": 85}, **SMOLLM2),
-    "courier_smollm2": Comparison(
-        tasks={"test": 3, "train": 3, "val": 3}, **(SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)})
-    ),
+    "courier_smollm2": Comparison(tasks={"test": 3, "train": 3, "val": 3}, **COURIER),
 }
 TASKS = {env: comparison.tasks for env, comparison in COMPARISONS.items()}
 
@@ -194,7 +195,7 @@ class Plan:
         """The run of the same seed that it starts from; None: the initial model."""
         if self.config.init is None:
             return None
-        what = Path(self.config.init).name.removeprefix(f"{self.env}_")
+        what = Path(self.config.init).name.removeprefix(f"{self.options['recipe']}_")
         what = what.removesuffix(f"_s{self.seed}")
         last = (
             "long" if horizons(self.env, what) else f"size_{COMPARISONS[self.env].step_sizes[-1]:g}"
@@ -232,8 +233,8 @@ def train(plan: Trainable, folder: Path) -> Path:
     are done. Raises SystemExit if the folder has a run with other settings."""
     run, note = folder / plan.name, folder / f"{plan.name}.settings"
     start = [f"init={train(plan.start, folder)}"] if plan.start else []
-    if isinstance(plan, Plan) and COMPARISONS[plan.env].of:
-        start = [f"init={folder / plan.env}"]
+    if isinstance(plan, Plan) and COMPARISONS[plan.env].of and not start:
+        start = [f"init={second_base(plan.env, folder)}"]
     with FileLock(folder / f"{plan.name}.lock"):
         if run.exists() and not (note.exists() and note.read_text() == fingerprint(plan)):
             raise SystemExit(f"{run} has other settings; remove it to repeat the run")
@@ -249,10 +250,26 @@ def train(plan: Trainable, folder: Path) -> Path:
                 subprocess.run(
                     [*AGENTRL, *command], check=True, cwd=ROOT, stdout=log, stderr=log
                 )  # fmt: skip
+    require_valid(run)
+    return run
+
+
+def second_base(env: str, folder: Path) -> Path:
+    """Return the run of another initial model. Raises SystemExit if it is not done, or of another
+    commit than the comparison."""
+    run, of = folder / env, COMPARISONS[env].of
+    if not is_done(run):
+        command = f"python -m tools.tiny_models {of} seed=1 runs={folder} name={env}"
+        raise SystemExit(f"{run} is missing or not done; train it: {command}")
+    require_valid(run)
+    return run
+
+
+def require_valid(run: Path) -> None:
+    """Raise SystemExit if a run is of a commit whose results may differ."""
     made = json.loads((run / "meta.json").read_text())["git"]["commit"]
     if made not in valid():
         raise SystemExit(f"{run} is of commit {made}; remove it, or give --also {made}")
-    return run
 
 
 def fingerprint(plan: Trainable) -> str:
@@ -578,7 +595,10 @@ def is_stored(plan: Plan) -> bool:
 
 def tune(env: str, what: str, folder: Path, missing: bool) -> None:
     """Do the trials of an algorithm, or those that have no record."""
-    if is_tuned(what) and not COMPARISONS[env].of:
+    if of := COMPARISONS[env].of:
+        if not any(row["trial"] == "long" for row in trials(of, what)):
+            raise SystemExit(f"{what} has no complete trials in {of}; run that comparison first")
+    elif is_tuned(what):
         Tuning(env, what, folder, trials(env, what) if missing else []).run()
 
 

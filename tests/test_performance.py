@@ -142,6 +142,9 @@ def test_worse_figures_are_listed():
         "rollout_vs_trl_1_turn is 5, 20% worse than the stored 6",
     ]
     assert worse(slower, stored, 0.25) == worse(faster, stored, 0.0) == []
+    below = {"help_ms_above_typer": -20.0}
+    assert worse({"help_ms_above_typer": -30.0}, below, 0.0) == []
+    assert len(worse({"help_ms_above_typer": 10.0}, below, 0.25)) == 1
 
 
 @pytest.mark.slow

@@ -145,14 +145,23 @@ def test_second_base_takes_settings_of_the_first(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results.subprocess, "run", ended)
+    with pytest.raises(SystemExit, match="no complete trials in twentyq"):
+        results.tune("twentyq_base2", "grpo", tmp_path, missing=False)
     row = results.named(Plan("twentyq", "grpo", 10)) | {"trial": "long", "step": 24, "val": 0.5}
     row |= {"changes": {"algo.optimizer.lr": 3e-3, "steps": 48, "eval_every": 6}}
-    (tmp_path / "twentyq_trials.json").write_text(json.dumps([row]))
+    sft = row | results.named(Plan("twentyq", "sft", 10))
+    (tmp_path / "twentyq_trials.json").write_text(json.dumps([row, sft]))
     results.tune("twentyq_base2", "grpo", tmp_path, missing=False)  # has no trials of its own
+    with pytest.raises(SystemExit, match="is missing or not done"):
+        results.train(best_plan("twentyq_base2", "grpo", 1), tmp_path)
+    ended(["train", "", f"runs={tmp_path}", "name=twentyq_base2", ""])
+    started.clear()
     results.train(best_plan("twentyq_base2", "grpo", 1), tmp_path)
     given = {"recipe=twentyq", "algo.optimizer.lr=0.003", "steps=24", "seed=1"}
     assert {*given, f"init={tmp_path / 'twentyq_base2'}"} <= {*started[0]}
     assert results.preset(best_plan("twentyq_base2", "grpo", 1)) is None
+    start = Plan("twentyq_base2", "stepagent_implicit", 1).start
+    assert start and start.what == "sft"
 
 
 def test_record_has_the_success_of_each_task(tmp_path: Path):
