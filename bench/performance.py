@@ -10,10 +10,10 @@ FOLDER has a virtual environment for each other library, which is made if it is 
   the tolerance.
 - `--quick` runs everything at toy sizes and only prints.
 
-All seconds are CPU seconds of one thread. The two sides of a ratio alternate, the first turn of
-each warms up, and medians are compared, so other load on the machine has little effect. A
-comparison also has the seconds of both sides and the lowest and highest ratio of its rounds. Of
-five rounds this is a 94 % interval of the median, of the two of SmolLM2 a 50 % one.
+All seconds are CPU seconds of one thread. The two sides of a ratio warm up, then alternate, and
+medians are compared, so other load on the machine has little effect. A comparison also has the
+seconds of both sides and the lowest and highest ratio of its rounds. Of five rounds this is a 94 %
+interval of the median, of the two of SmolLM2 a 50 % one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,17 +116,21 @@ class Bench:
         for peer in self.running.values():
             peer.close()
 
-    def rounds(self, *sides: Callable[[], float], times: int = 1) -> list[list[float]]:
-        """Return the values of each side in several rounds. The sides alternate; the first turn of
-        each does not count."""
-        rows = [[side() for side in sides] for _ in range(times * self.sizes.repeats + 1)]
-        return [list(column) for column in zip(*rows[1:], strict=True)]
+    def rounds(
+        self, *sides: Callable[[], float], times: int = 1, warm_up: Sequence[Ask] = ()
+    ) -> list[list[float]]:
+        """Return the values of each side in several rounds, in which the sides alternate. First
+        each side, or what is given as `warm_up`, runs once without being counted."""
+        for side in warm_up or sides:
+            side()
+        rows = [[side() for side in sides] for _ in range(times * self.sizes.repeats)]
+        return [list(column) for column in zip(*rows, strict=True)]
 
     def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
         """Return the medians of the sides over these rounds."""
         return [statistics.median(column) for column in self.rounds(*sides, times=times)]
 
-    def compare(self, theirs: Ask, ours: Ask, same: str) -> Ratio:
+    def compare(self, theirs: Ask, ours: Ask, same: str, warm_up: Sequence[Ask] = ()) -> Ratio:
         """Return the seconds of both sides. Both must have done the same amount of `same`."""
         done: dict[str, Answer] = {}
 
@@ -134,7 +138,8 @@ class Bench:
             done[side] = ask()
             return done[side]["seconds"]
 
-        found = self.rounds(partial(seconds, "theirs", theirs), partial(seconds, "ours", ours))
+        sides = partial(seconds, "theirs", theirs), partial(seconds, "ours", ours)
+        found = self.rounds(*sides, warm_up=warm_up)
         if done["theirs"][same] != done["ours"][same]:
             raise SystemExit(f"the sides did different work: {done}")
         return Ratio(*found)
@@ -142,16 +147,22 @@ class Bench:
 
 def rollout_vs_trl(bench: Bench, turns: int) -> Ratio:
     """Compare generation with TRL's."""
-    peer = bench.peer("trl")
-    theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(bench.ours.rollout, turns)
-    return bench.compare(theirs, ours, "tokens")
+    return _compare_rollouts(bench, bench.peer("trl"), bench.ours, turns)
 
 
 def rollout_vs_agilerl(bench: Bench, turns: int) -> Ratio:
     """Compare generation with AgileRL's, both with the same adapters."""
-    peer, adapted = bench.peer("agilerl"), Ours(bench.model, bench.sizes, LORA)
-    theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(adapted.rollout, turns)
-    return bench.compare(theirs, ours, "tokens")
+    adapted = Ours(bench.model, bench.sizes, LORA)
+    return _compare_rollouts(bench, bench.peer("agilerl"), adapted, turns)
+
+
+def _compare_rollouts(bench: Bench, peer: Peer, ours: Ours, turns: int) -> Ratio:
+    """Compare episodes of so many turns. One turn warms up."""
+
+    def sides(turns: int) -> tuple[Ask, Ask]:
+        return partial(peer.ask, "rollout", turns=turns), partial(ours.rollout, turns)
+
+    return bench.compare(*sides(turns), "tokens", warm_up=sides(1))
 
 
 def grpo_update_vs_trl(bench: Bench) -> Ratio:
