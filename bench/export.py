@@ -1,9 +1,9 @@
 """Success of an exported SmolLM2: `python bench/export.py RUN` writes docs/results/export.json.
 
-RUN is a run of recipe=arithmetic_smollm2. The same test problems are solved by the run itself, by
-its merged export in Transformers, and behind vLLM (`make vllm-test` installs it) by the merged
-export and by the exported adapter on the base model. Each reply is a turn, because an endpoint
-cannot continue a reply. Each figure is of 200 sampled replies.
+RUN is a run of recipe=arithmetic_smollm2. Its policy solves the test problems in four forms: as the
+run, merged in Transformers, merged behind vLLM, and as an adapter on the base behind vLLM. `make
+vllm-test` installs vLLM. Each reply is a turn, because an endpoint cannot continue a reply. Each
+figure is of 200 sampled replies.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.generators.vllm import end_with_parent
+from agentrl_cli.generators.vllm import ServedModel, ServerProcess, ServerSettings
 from agentrl_cli.models.load import find_model
 from agentrl_cli.runs.find import find_run
 
@@ -37,7 +32,6 @@ PLAY = ["env.turn_mode=single", "eval.splits=[test]", "eval.episodes_per_task=2"
 RECIPE = ["recipe=arithmetic_smollm2", "algo=grpo", "init=null", *PLAY]
 NAME = "exported"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-START_SECONDS = 600.0
 
 
 def evaluate(*arguments: str) -> dict[str, float]:
@@ -50,38 +44,22 @@ def evaluate(*arguments: str) -> dict[str, float]:
 
 
 @contextmanager
-def served(program: Path, *arguments: str) -> Iterator[list[str]]:
+def served(program: Path, path: str, *arguments: str) -> Iterator[list[str]]:
     """Serve a model with vLLM, and yield the overrides with which agentrl uses it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [str(program), "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048"]
+    own = ["--no-skip-tokenizer-init", "--enforce-eager", "--max-model-len", "2048", *arguments]
+    settings = ServerSettings(
+        program=str(program), host="127.0.0.1", port=None, gpus=None, start_timeout=600.0,
+        arguments=own,
+    )  # fmt: skip
+    model = ServedModel(path=path, dtype="bfloat16", rank=16, models=1)
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | CPU, start_new_session=True,
-            preexec_fn=end_with_parent,
-        )  # fmt: skip
+        server = ServerProcess(settings, model, Path(log.name))
         try:
-            until = time.monotonic() + START_SECONDS
-            while not is_healthy(url):
-                if server.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"vLLM did not start: {Path(log.name).read_text()[-2000:]}")
-                time.sleep(1)
+            server.wait_until_ready()
             limits = ["rollout.max_seq_len=4096"]  # bytes: the tokenizer of an endpoint is unknown
-            yield ["model=endpoint", f"model.url={url}/v1", f"model.name={NAME}", *limits]
+            yield ["model=endpoint", f"model.url={server.url}/v1", f"model.name={NAME}", *limits]
         finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-def is_healthy(url: str) -> bool:
-    """Return whether a server answers."""
-    try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
+            server.stop()
 
 
 def measure(run: str, program: Path, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
@@ -93,8 +71,8 @@ def measure(run: str, program: Path, folder: Path) -> Iterator[tuple[str, dict[s
     yield "transformers", evaluate(*RECIPE, "model=hf", f"model.path={merged}")
     with served(program, str(merged), "--served-model-name", NAME) as endpoint:
         yield "vllm", evaluate(*RECIPE, *endpoint)
-    lora = ["--enable-lora", "--max-lora-rank", "64", "--lora-modules", f"{NAME}={adapter}"]
-    with served(program, find_model("smollm2"), *lora) as endpoint:
+    base, lora = find_model("smollm2"), ["--lora-modules", f"{NAME}={adapter}"]
+    with served(program, base, *lora) as endpoint:
         yield "vllm_adapter", evaluate(*RECIPE, *endpoint)
 
 
@@ -104,6 +82,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "vllm")
     asked = parser.parse_args()
+    os.environ.update(CPU)
     with tempfile.TemporaryDirectory() as folder:
         run = find_run(asked.run)
         found: dict[str, Any] = {"run": run.name, "commit": run.meta["git"]["commit"]}

@@ -5,7 +5,7 @@ Run as `python bench/performance.py --peers FOLDER`. docs/performance.md explain
 FOLDER has a virtual environment for each other library, which is made if it is missing. Without
 `--peers` the comparisons are left out.
 
-- `--only NAME` measures one figure and keeps the others of the file.
+- `--only NAME` measures one figure.
 - `--compare` writes nothing and exits with 1 if a figure is worse than the stored one by more than
   the tolerance.
 - `--quick` runs everything at toy sizes and only prints.
