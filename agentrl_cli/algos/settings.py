@@ -468,6 +468,9 @@ class NLACRoleSFTConfig(TrainingConfig):
     turns_per_update: Annotated[
         int, Field(ge=1, description="Played turns per update; each gives a text for each role.")
     ]
+    forecasts_per_update: Annotated[
+        int, Field(ge=0, description="Further played turns per update that give a forecast alone.")
+    ]
     demos_per_update: Annotated[
         int, Field(ge=0, description="Demonstrations per update, which keep the policy.")
     ]

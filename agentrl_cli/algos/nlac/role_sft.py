@@ -51,17 +51,21 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
         self.roles.begin_stream("role_sft", self.context.step)
         rng = random.Random(self.roles.seed("texts"))
         finished = [e for e in episodes if e.turns and e.stop == "done" and not e.error]
-        turns = all_turns(finished)
-        turns = rng.sample(turns, min(self.turns_per_update, len(turns)))
+        played = all_turns(finished)
+        rng.shuffle(played)
+        turns, rest = played[: self.turns_per_update], played[self.turns_per_update :]
         others = self.roles.act(turns)
         read = turns[:CHECKED_TURNS]
         forecasts = self.roles.forecast(read, [turn.action_ids for turn in read], 1)
         pairs = zip(turns, others, strict=True)
         samples = [sample for pair in pairs for sample in self.role_samples(*pair, rng)]
+        rest = rest[: self.forecasts_per_update]
+        samples += [self.forecast_sample(turn) for turn in rest]
         demos = self.context.demos
         demos = rng.sample(demos, min(self.demos_per_update, len(demos)))
         samples += [sample for demo in demos for sample in episode_samples(demo)]
         metrics = {"role_sft/turns": float(len(turns)), "role_sft/demos": float(len(demos))}
+        metrics["role_sft/forecasts"] = float(len(turns) + len(rest))
         metrics["role_sft/valid_forecasts"] = mean([float(bool(row)) for row in forecasts])
         yield Phase(
             "role_sft", samples, nll, epochs=self.epochs, minibatch_tokens=self.minibatch_tokens,
@@ -72,7 +76,7 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
         """Yield a training sample of each role at a turn. `other` is another action in its
         state."""
         prompts, outcome = self.prompts, rng.choice(OUTCOMES)
-        yield self._sample(turn, prompts.forecast, self.forecast(turn, outcome_word(turn.episode)))
+        yield self.forecast_sample(turn)
         later = outcome if turn.is_last else self.forecast(turn.next, outcome)
         read = fill(prompts.backup, response=self._short(turn.response), forecast=later)
         yield self._sample(turn, read, self.forecast(turn, outcome))
@@ -90,6 +94,11 @@ class NLACRoleSFT(NLACRoleSFTConfig, Algorithm):
             action = turn.action_ids if is_good else other
             if self.roles.is_complete(action):
                 yield completion_sample(prompt, action)
+
+    def forecast_sample(self, turn: TurnRef) -> Sample:
+        """Return the training sample of a forecast with the true outcome of the episode."""
+        text = self.forecast(turn, outcome_word(turn.episode))
+        return self._sample(turn, self.prompts.forecast, text)
 
     def forecast(self, turn: TurnRef, outcome: str) -> str:
         """Return the next response that is not empty and an outcome in the form of a forecast."""

@@ -40,7 +40,8 @@ def role_samples(
     **changes: int,
 ) -> dict[str, list[Sample]]:
     """Samples of one update by role; those of demonstrations are under `act`."""
-    settings = {"turns_per_update": 8, "demos_per_update": 0, "num_forecasts": 3}
+    settings = {"turns_per_update": 8, "forecasts_per_update": 0}
+    settings |= {"demos_per_update": 0, "num_forecasts": 3}
     algo = NLACRoleSFT(
         **(settings | {"role_tokens": 40} | changes), role_temperature=1.0, epochs=1,
         minibatch_tokens=0, optimizer=OptimizerSpec(lr=1e-2), prompts=PROMPTS,
@@ -66,6 +67,12 @@ def test_forecasts_tell_the_response_and_the_true_outcome(models: ModelSet):
         "Here is lost at 1. Failure.", "Here is won at 1. Success.", "Here is won at 2. Success.",
         "The end of lost. Failure.", "The end of won. Success.",
     ]  # fmt: skip
+
+
+def test_further_turns_give_a_forecast_alone(models: ModelSet):
+    found = role_samples(models, turns_per_update=1, forecasts_per_update=3)
+    assert [len(found[role]) for role in ("forecast", "backup", "evaluate")] == [4, 1, 1]
+    assert len({written(sample) for sample in found["forecast"]}) == 4
 
 
 def test_forecasts_without_a_response_tell_the_next_one(models: ModelSet):
