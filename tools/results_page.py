@@ -202,15 +202,19 @@ def pretrained(env: str) -> str:
     rows = [row for row in load("smollm2") if row["env"] == env]
     cells = []
     for runs in sorted(configurations(rows), key=lambda runs: -mean(runs, "final")):
-        for row in sorted(runs, key=lambda row: row["seed"]):
-            final = share(row["final"])
-            if row["tasks"] >= MIN_TASKS:
-                final += f" [{share(row['low'])}, {share(row['high'])}]"
-            gain = points(row["final"] - row["base"])
-            cost = [f"{row['episodes']:,}", f"{row['seconds']:,.0f}"]
-            cells.append([name_of([row]), str(row["seed"]), share(row["base"]), final, gain, *cost])
-    header = "algorithm | seed | start, % | final, % | gain, points | episodes | seconds"
-    return f"{markdown(header, cells)}\n\n{TRIALS_TEXT}\n\n{trials(env)}"
+        runs.sort(key=lambda row: row["seed"])
+        finals = [share(row["final"]) for row in runs]
+        if runs[0]["tasks"] >= MIN_TASKS:
+            ends = [f"[{share(row['low'])}, {share(row['high'])}]" for row in runs]
+            finals = list(map(" ".join, zip(finals, ends, strict=True)))
+        cells.append([
+            name_of(runs), ", ".join(share(row["base"]) for row in runs), ", ".join(finals),
+            ranged(gains(runs)), f"{mean(runs, 'episodes'):,.0f}", f"{mean(runs, 'seconds'):,.0f}",
+        ])  # fmt: skip
+    listed = ", ".join(str(row["seed"]) for row in max(configurations(rows), key=len))
+    header = f"start, %, seed {listed} | final, % | gain, points | episodes | seconds"
+    table = markdown(f"algorithm | {header}", cells)
+    return f"{table}\n\n{TRIALS_TEXT}\n\n{trials(env)}"
 
 
 def by_demonstrations(rows: Sequence[Row]) -> str:
