@@ -112,7 +112,7 @@ class Comparison:
 SMOLLM2: dict[str, Any] = {
     "names": ("grpo", "rft", "self_ac", "nlac", "stepagent_implicit", "stepagent_inverse"),
     "rates": (3e-5, 1e-4, 3e-4), "extended": False, "step_sizes": (0.5,), "steps": (),
-    "seeds": (0, 1), "file": "smollm2",
+    "seeds": (0, 1, 2), "file": "smollm2",
 }  # fmt: skip
 COURIER: dict[str, Any] = SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)}
 # From another initial model, to show how far results depend on it. It is trained like the embedded
