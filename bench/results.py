@@ -13,7 +13,8 @@ Every algorithm gets the same:
 
 The exception is `archer`, whose first 20 updates train its critic alone: its trials have 32
 updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
-Ablations have the settings of their algorithm. A run that is done is not repeated, and one that was
+Ablations and controls have the settings of their algorithm and stop after 12 updates; there their
+algorithm is evaluated, too. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
 this commit, or of one that --also names because its results are the same. So start all runs of a
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
@@ -387,7 +388,8 @@ def trials(env: str, what: str) -> Rows:
 
 def best_plan(env: str, what: str, seed: int) -> Plan:
     """Return the run with the settings that the trials chose, or with those of the recipe if there
-    were none. An ablation has the settings of its algorithm."""
+    were none. An ablation or control has the settings of its algorithm, and at most TRIAL_STEPS
+    updates; where there are some, the algorithm is evaluated after as many, too."""
     plan = Plan(env, what, seed)
     for name in (what, plan.algo):
         if rows := trials(env, name):
@@ -395,9 +397,19 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
             long = [row for row in rows if row["trial"] == "long" and row["step"] in steps]
             changes = long[0]["changes"] if long else best_trial(rows)["changes"]
             changes = {key: value for key, value in changes.items() if key != "eval_every"}
-            changes |= {"steps": horizon(long)} if long else {}
+            if long:
+                steps = horizon(long) if name == what else min(horizon(long), TRIAL_STEPS)
+                changes["steps"] = steps
+                if steps > TRIAL_STEPS and is_studied(env, what):
+                    changes["eval_every"] = TRIAL_STEPS
             return Plan(env, what, seed, "", tuple(changes.items()))
     return plan
+
+
+def is_studied(env: str, algo: str) -> bool:
+    """Return whether the comparison has ablations or controls of an algorithm."""
+    names = (*MEASURED_CONTROLS.get(env, ()), *ABLATIONS.get(env, ()))
+    return any(Plan(env, name, 0).algo == algo for name in names)
 
 
 def horizon(long: Rows) -> int:
@@ -443,6 +455,10 @@ def records(plan: Plan, run: Path) -> Rows:
     rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
     ends = {"base": 0, "final": evaluations[-1]["step"]}
     rows[0] |= {f"{end}_by_task": by_task(run, step) for end, step in ends.items()}
+    if short := [row for row in evaluations[1:-1] if row["step"] == TRIAL_STEPS]:
+        rows[0]["short"] = cost(meta, updates[:TRIAL_STEPS]) | {
+            "final": short[0]["eval/test_success"], "final_by_task": by_task(run, TRIAL_STEPS),
+        }  # fmt: skip
     return rows
 
 
@@ -652,8 +668,9 @@ def main() -> None:
     print(markdown(gather(runs)) if runs else "no run")
     for what in names:
         plan = best_plan(asked.env, what, 0)
-        own = {key: OmegaConf.select(plan.config, key) for key, _ in plan.changes}
-        if differing := {key: value for key, value in plan.changes if own[key] != value}:
+        changes = [(key, value) for key, value in plan.changes if key != "eval_every"]
+        own = {key: OmegaConf.select(plan.config, key) for key, _ in changes}
+        if differing := {key: value for key, value in changes if own[key] != value}:
             print(f"the recipe must have for {what}: {differing}")
 
 

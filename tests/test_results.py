@@ -91,6 +91,32 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     assert not best_plan("twentyq", "rft", 0).changes
 
 
+def test_controls_are_compared_after_as_many_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    named = results.named(Plan("arithmetic", "nlac", 10))
+    changes = {"algo.optimizer.lr": 1e-3, "steps": 48, "eval_every": 6}
+    rows = [
+        named | {"trial": "long", "changes": changes, "step": step, "val": step / 48}
+        for step in (6, 12, 24, 48)
+    ]
+    for steps, evaluated in ((48, 12), (12, None)):
+        if steps == 12:
+            rows = rows[:2]
+        (tmp_path / "arithmetic_trials.json").write_text(json.dumps(rows))
+        own, control = (
+            dict(best_plan("arithmetic", name, 0).changes) for name in ("nlac", "majority")
+        )
+        assert (own["steps"], own.get("eval_every")) == (steps, evaluated)
+        assert (control["steps"], control.get("eval_every")) == (12, None)
+    run = trained(tmp_path, "rft", "small", "steps=2", "eval_every=1", "eval.tasks=3")
+    monkeypatch.setattr(results, "TRIAL_STEPS", 1)
+    short = results.records(Plan("twentyq", "rft", 0), run.folder)[0]["short"]
+    first = next(row for row in results.read(run.folder)[1] if row["step"] == 1)
+    assert short["final"] == first["eval/test_success"] and short["steps"] == 1
+
+
 def test_shortest_of_equally_good_horizons_is_chosen():
     rows = [{"step": step, "val": val} for step, val in ((6, 0.7), (12, 0.88), (24, 0.9))]
     assert results.horizon(rows) == 12

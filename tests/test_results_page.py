@@ -107,6 +107,27 @@ def test_differences_are_paired_by_task_and_seed():
     assert theirs[7] == "" and theirs[8].startswith("+18.3 [")
 
 
+def test_controls_stand_beside_their_algorithm_after_as_many_updates(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    common = {"demos": "", "split": "test", "base": 0.3, "seed": 0, "init": "base", "algo": "nlac"}
+    common |= {"base_by_task": "30 30", "episodes": 3072, "seconds": 60.0}
+    short = {"steps": 12, "episodes": 1536, "seconds": 20.0, "final": 0.5, "final_by_task": "40 60"}
+    final = {"final": 0.8, "final_by_task": "70 90", "steps": 48}
+    rows = [
+        common | final | {"variant": "", "short": short},
+        common | short | {"variant": "majority", "final": 0.4, "final_by_task": "40 40"},
+    ]
+    files = {"twentyq": rows, "twentyq_curves": [], "twentyq_ablations": [rows[1]]}
+    monkeypatch.setattr(results_page, "load", files.__getitem__)
+    page = results_page.env_learning("twentyq")
+    played, controls, ablations = page.split("| algorithm |")[1:]
+    assert "| nlac | 1 | 48 | 3,072 |" in played and "12 updates" not in played
+    for table in (controls, ablations):
+        assert "| nlac, 12 updates | 1 | 12 | 1,536 | 30.0 | 50.0" in table
+        assert "| nlac, majority | 1 | 12 |" in table
+
+
 def numbers(line: str) -> list[float]:
     cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
     return [float(found) for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cells)]

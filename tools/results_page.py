@@ -187,13 +187,21 @@ def env_learning(env: str) -> str:
     curves = load(f"{env}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{env}.svg)"
-    parts, rows = [picture], load(env)
+    parts, early = [picture], list(map(after_short_training, filter(_is_short, load(env))))
+    rows = [*load(env), *early]
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
     if env in ABLATIONS:
-        parts += [ABLATED, learning(load(f"{env}_ablations"), lambda row: True)]
+        ablated = [*load(f"{env}_ablations"), *(row for row in early if row["algo"] == "nlac")]
+        parts += [ABLATED, learning(ablated, lambda row: True)]
     return "\n\n".join(parts)
+
+
+def after_short_training(row: Row) -> Row:
+    """Return the record of a run after as many updates as ablations and controls have."""
+    short = row["short"]
+    return row | short | {"variant": f"{row['algo']}_{short['steps']}_updates"}
 
 
 def pretrained(env: str) -> str:
@@ -416,8 +424,12 @@ def _studies(row: Row) -> bool:
     return row["demos"] != "" or row["init"] != "base"
 
 
-def _spoils(row: Row) -> bool:
-    return row["variant"] in (*CONTROLS, OWN_PLAY)
+def _is_short(row: Row) -> bool:
+    return "short" in row
+
+
+def _spoils(row: Row) -> bool:  # and its algorithm after as many updates
+    return row["variant"] in (*CONTROLS, OWN_PLAY) or row["variant"].endswith("_updates")
 
 
 SHOWN = (
