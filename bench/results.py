@@ -13,8 +13,8 @@ Every algorithm gets the same:
 
 The exception is `archer`, whose first 20 updates train its critic alone: its trials have 32
 updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
-Ablations and controls have the settings of their algorithm and stop after 12 updates; there their
-algorithm is evaluated, too. A run that is done is not repeated, and one that was
+Ablations and controls have the settings of their algorithm and stop after 12 updates. There NLAC,
+which most of them change, is evaluated, too. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
 this commit, or of one that --also names because its results are the same. So start all runs of a
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
@@ -389,7 +389,7 @@ def trials(env: str, what: str) -> Rows:
 def best_plan(env: str, what: str, seed: int) -> Plan:
     """Return the run with the settings that the trials chose, or with those of the recipe if there
     were none. An ablation or control has the settings of its algorithm, and at most TRIAL_STEPS
-    updates; where there are some, the algorithm is evaluated after as many, too."""
+    updates. NLAC is evaluated after as many, too."""
     plan = Plan(env, what, seed)
     for name in (what, plan.algo):
         if rows := trials(env, name):
@@ -398,18 +398,12 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
             changes = long[0]["changes"] if long else best_trial(rows)["changes"]
             changes = {key: value for key, value in changes.items() if key != "eval_every"}
             if long:
-                steps = horizon(long) if name == what else min(horizon(long), TRIAL_STEPS)
-                changes["steps"] = steps
-                if steps > TRIAL_STEPS and is_studied(env, what):
+                most = max(steps) if name == what else TRIAL_STEPS
+                changes["steps"] = min(horizon(long), most)
+                if what == "nlac" and env in ABLATIONS and changes["steps"] > TRIAL_STEPS:
                     changes["eval_every"] = TRIAL_STEPS
             return Plan(env, what, seed, "", tuple(changes.items()))
     return plan
-
-
-def is_studied(env: str, algo: str) -> bool:
-    """Return whether the comparison has ablations or controls of an algorithm."""
-    names = (*MEASURED_CONTROLS.get(env, ()), *ABLATIONS.get(env, ()))
-    return any(Plan(env, name, 0).algo == algo for name in names)
 
 
 def horizon(long: Rows) -> int:

@@ -187,19 +187,20 @@ def env_learning(env: str) -> str:
     curves = load(f"{env}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{env}.svg)"
-    parts, early = [picture], list(map(after_short_training, filter(_is_short, load(env))))
-    rows = [*load(env), *early]
+    parts, rows = [picture], load(env)
+    early = [after_short_training(row) for row in rows if "short" in row]
+    rows += early
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
     if env in ABLATIONS:
-        ablated = [*load(f"{env}_ablations"), *(row for row in early if row["algo"] == "nlac")]
+        ablated = [*load(f"{env}_ablations"), *early]
         parts += [ABLATED, learning(ablated, lambda row: True)]
     return "\n\n".join(parts)
 
 
 def after_short_training(row: Row) -> Row:
-    """Return the record of a run after as many updates as ablations and controls have."""
+    """Return the record of NLAC after as many updates as its ablations and controls have."""
     short = row["short"]
     return row | short | {"variant": f"{row['algo']}_{short['steps']}_updates"}
 
@@ -424,11 +425,7 @@ def _studies(row: Row) -> bool:
     return row["demos"] != "" or row["init"] != "base"
 
 
-def _is_short(row: Row) -> bool:
-    return "short" in row
-
-
-def _spoils(row: Row) -> bool:  # and its algorithm after as many updates
+def _spoils(row: Row) -> bool:  # or is NLAC after as many updates
     return row["variant"] in (*CONTROLS, OWN_PLAY) or row["variant"].endswith("_updates")
 
 
