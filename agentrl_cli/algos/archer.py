@@ -34,10 +34,9 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.critics import (
-    by_segment,
     turn_spans,
     value_metrics,
-    value_samples,
+    value_sample,
     with_fresh_actions,
 )
 from agentrl_cli.algos.losses import Loss, clipped_ratio, nll, standardise
@@ -72,17 +71,21 @@ class ArCHer(ArCHerConfig, Algorithm):
     def replay_capacity(self) -> int:
         return self.buffer_size
 
+    @property
+    def off_policy(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.actor_states > 0
+
     def models(self) -> dict[str, ModelSpec]:
         """Return the actor, the critic, and the critic's target network."""
         critic = ModelSpec(
             kind="trained", generates=False, optimizer=self.critic_optimizer,
             head="action_value" if self.num_critics == 1 else "double_action_value",
-            head_layers=self.head_layers,
+            head_layers=self.head_layers, begins_as="policy",
         )  # fmt: skip
         return {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
             "critic": critic,
-            "target": replace(critic, kind="ema", optimizer=None, follows="critic"),
+            "target": replace(critic, kind="ema", optimizer=None, follows="critic", begins_as=None),
         }
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
@@ -125,15 +128,14 @@ class ArCHer(ArCHerConfig, Algorithm):
             yield self._replay_actor_phase(buffer, epoch)
 
     def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
-        """Return one sample per unbroken segment, with the targets of every turn. V'(s') is 0 if
-        the episode is done."""
-        spans_of = [turn_spans(episode, self._critic_samples(episode)) for episode in episodes]
-        segments = by_segment([span for spans in spans_of for span in spans])
-        packed = segments
+        """Return one sample per episode, with the targets of every turn. V'(s') is 0 if the episode
+        is done."""
+        spans_of = [turn_spans(episode, self._critic_sample(episode)) for episode in episodes]
+        packed = spans_of
         if self.action == "fresh":
             states = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
             actions = iter(self._fresh_actions(states, update, "act"))
-            packed = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
+            packed = [with_fresh_actions(row, [next(actions) for _ in row]) for row in spans_of]
         tables = self._q_and_v("target", [row[0].sample for row in packed])
         reads = ((table, span) for row, table in zip(packed, tables, strict=True) for span in row)
         for episode, spans in zip(episodes, spans_of, strict=True):
@@ -151,17 +153,16 @@ class ArCHer(ArCHerConfig, Algorithm):
                 ):
                     per_token[q_target][span.action_at] = span.reward + self.gamma * own_v
                     per_token[v_target][span.state_at] = own_q
-        return [spans[0].sample for spans in segments]
+        return [spans[0].sample for spans in spans_of]
 
-    def _critic_samples(self, episode: Episode) -> list[Sample]:
-        """Return the episode's `value_samples` without trained tokens."""
+    def _critic_sample(self, episode: Episode) -> Sample:
+        """Return the episode's `value_sample` without trained tokens."""
         target = self.context.models.module("target")
-        samples = value_samples(episode, self.context.chat, target)
+        sample = value_sample(episode, self.context.chat, target)
         fields = ("q_at", "v_at", *chain(*TARGETS[: self.num_critics]))
-        for sample in samples:
-            sample.mask = [0] * len(sample.ids)
-            sample.per_token = {name: [0.0] * len(sample.ids) for name in fields}
-        return samples
+        sample.mask = [0] * len(sample.ids)
+        sample.per_token = {name: [0.0] * len(sample.ids) for name in fields}
+        return sample
 
     def _fresh_actions(self, states: list[list[int]], *seed: object) -> list[list[int]]:
         """Return an action of the policy in each state."""
@@ -178,12 +179,10 @@ class ArCHer(ArCHerConfig, Algorithm):
     def estimate_advantages(self, episodes: list[Episode]) -> None:
         """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info. Q and V
         are the minimum of the critics."""
-        samples_of = [episode_samples(episode) for episode in episodes]
-        tables = self._q_and_v("critic", [sample for row in samples_of for sample in row])
-        spans_of = map(turn_spans, episodes, samples_of)
-        segments = by_segment([span for spans in spans_of for span in spans])
-        for spans, table in zip(segments, tables, strict=True):
-            for span in spans:
+        samples = [sample for episode in episodes for sample in episode_samples(episode)]
+        tables = self._q_and_v("critic", samples)
+        for episode, sample, table in zip(episodes, samples, tables, strict=True):
+            for span in turn_spans(episode, sample):
                 value = float(table[span.state_at, V].min())
                 advantage = float(table[span.action_at, Q].min()) - value
                 span.turn.info |= {"value": value, "advantage": advantage}

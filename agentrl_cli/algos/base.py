@@ -97,6 +97,7 @@ class Algorithm(ABC):
     demo_use: Literal["never", "may", "must"] = "never"  # use of demonstrations
     uses_ratio = False  # whether the loss has a probability ratio to the sampling policy
     learns_offline = False  # whether the policy can learn from replayed episodes alone
+    off_policy = False  # whether new episodes may be those of an earlier policy
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:

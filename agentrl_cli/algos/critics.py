@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import append_tokens, episode_samples
@@ -49,15 +48,14 @@ class StepSpan:
         return self.end - self.start
 
 
-def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
-    """Return one span per turn; `samples` are the unbroken segments of the episode, in order."""
+def turn_spans(episode: Episode, sample: Sample) -> list[StepSpan]:
+    """Return one span of the episode's sample per turn."""
     spans: list[StepSpan] = []
-    segments = iter(samples)
-    for i, turn in enumerate(episode.turns):
-        same_segment = i > 0 and not turn.context_reset
-        sample = spans[-1].sample if same_segment else next(segments)
-        start = (spans[-1].end if same_segment else 0) + len(turn.observation_ids)
-        spans.append(StepSpan(turn, sample, start, start + len(turn.action_ids), turn.reward))
+    end = 0
+    for turn in episode.turns:
+        start = end + len(turn.observation_ids)
+        end = start + len(turn.action_ids)
+        spans.append(StepSpan(turn, sample, start, end, turn.reward))
     return spans
 
 
@@ -70,13 +68,8 @@ def token_spans(spans: list[StepSpan]) -> list[StepSpan]:
     ]
 
 
-def by_segment(spans: list[StepSpan]) -> list[list[StepSpan]]:
-    """Return the spans of each sample, in order."""
-    return [list(group) for _, group in groupby(spans, key=lambda span: id(span.sample))]
-
-
 def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[StepSpan]:
-    """Return spans of other actions, one per state of a segment. Their sample is the segment with
+    """Return spans of other actions, one per state of an episode. Their sample is the episode with
     each action as a branch after its state, which no later token sees."""
     stored_ids = spans[0].sample.ids
     packed = Sample([], [], {"branch": []})
@@ -90,12 +83,12 @@ def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[
     return fresh
 
 
-def value_samples(episode: Episode, chat: Chat, module: Module) -> list[Sample]:
-    """Return the episode's samples. The last one ends with the state from which a truncated episode
+def value_sample(episode: Episode, chat: Chat, module: Module) -> Sample:
+    """Return the episode's sample. It ends with the state from which a truncated episode
     bootstraps."""
-    samples, tail = episode_samples(episode), truncated_state_ids(episode, chat, module)
-    append_tokens(samples[-1], tail)
-    return samples
+    (sample,) = episode_samples(episode)
+    append_tokens(sample, truncated_state_ids(episode, chat, module))
+    return sample
 
 
 def truncated_state_ids(

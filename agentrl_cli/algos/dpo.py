@@ -56,7 +56,7 @@ class DPO(DPOConfig, Algorithm):
 
     def _pair(self, episode: Episode) -> Pair | None:
         """Return a demonstration of the task and the failure; None if no demonstration begins with
-        the same observation, or either has a context restart."""
+        the same observation, or either has no action."""
         first = episode.turns[0].observation
         demos = [
             demo

@@ -11,8 +11,10 @@ The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
 
 Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
 episode (`loss_type`). Episodes with advantage 0 are skipped, in the KL too
-(`skip_zero_advantages`). Left out: process rewards, except for `frozen_forecast`, which adds `coef`
-times the gain of forecasts (frozen_forecast.py) to each turn.
+(`skip_zero_advantages`). Episodes that were cut off have no outcome and are left out, as in the
+overlong filtering of DAPO (Yu et al. 2025, arXiv 2503.14476). Left out are process rewards, except
+for `frozen_forecast`, which adds `coef` times the gain of forecasts (frozen_forecast.py) to each
+turn.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class GRPO(GRPOConfig, Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase on all episodes with an advantage."""
-        played = [e for e in episodes if not e.error]
+        played = [e for e in episodes if e.stop == "done" and not e.error]
         rewards, groups = [e.reward for e in played], [e.group for e in played]
         advantages = group_advantages(
             rewards, groups, self.normalise_advantages, self.advantage_std

@@ -9,9 +9,9 @@ Advantages are generalized advantage estimates (Schulman et al. 2016, arXiv 1506
 
 A step k is a whole turn or a single token. The value head sits on the policy's body and reads V(s)
 at the last token before the step. Our choices: the state after an action is the state before the
-next action, after the environment's response and across context restarts. The value error of a turn
-counts once per token of its action, so that both losses are means over the same tokens. Old
-log-probs and values come from the trainer.
+next action, after the environment's response. The value error of a turn counts once per token of
+its action, so that both losses are means over the same tokens. Old log-probs and values come from
+the trainer.
 """
 
 from __future__ import annotations
@@ -87,27 +87,26 @@ class PPO(PPOConfig, Algorithm):
         """Return the samples with old log-probs and values, and the estimate of every step. Writes
         the value and the mean advantage of each turn into its `info`."""
         chat, policy = self.context.chat, self.context.models.module("policy")
-        samples_of = [critics.value_samples(episode, chat, policy) for episode in episodes]
-        samples = [sample for row in samples_of for sample in row]
+        samples = [critics.value_sample(episode, chat, policy) for episode in episodes]
         rows = logprobs_and_values(self.context.models.forward("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             sample.per_token |= {"old_logprob": logprobs, "old_value": values.tolist()}
-        pairs = zip(episodes, samples_of, strict=True)
-        estimates = [e for episode, row in pairs for e in self._gae(episode, row)]
+        pairs = zip(episodes, samples, strict=True)
+        estimates = [e for episode, sample in pairs for e in self._gae(episode, sample)]
         for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
             steps = list(group)
             advantage = statistics.fmean(step.advantage for step in steps)
             steps[0].span.turn.info |= {"value": steps[0].value, "advantage": advantage}
         return samples, estimates
 
-    def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
+    def _gae(self, episode: Episode, sample: Sample) -> list[StepEstimate]:
         """Return the estimates of an episode's steps. V after the last step is 0 only if the
         episode is done."""
-        turns = critics.turn_spans(episode, samples)
+        turns = critics.turn_spans(episode, sample)
         spans = turns if self.level == "turn" else critics.token_spans(turns)
         rewards = [span.reward for span in spans]
-        values = [span.sample.per_token["old_value"][span.state_at] for span in spans]
-        last_value = samples[-1].per_token["old_value"][-1]
+        values = [sample.per_token["old_value"][span.state_at] for span in spans]
+        last_value = sample.per_token["old_value"][-1]
         dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
         advantages, returns = losses.gae(
             rewards, [*values, last_value], dones, self.gamma, self.gae_lambda

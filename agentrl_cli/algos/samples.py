@@ -68,24 +68,22 @@ def all_turns(episodes: list[Episode]) -> list[TurnRef]:
 def episode_samples(
     episode: Episode, per_token_of: Callable[[int, Turn], PerToken] = lambda index, turn: {}
 ) -> list[Sample]:
-    """Return one sample per unbroken segment of the episode; its action tokens are trained.
+    """Return the episode as one sample whose action tokens are trained; none without such tokens.
 
     `per_token_of(i, turn)` returns the fields of turn i: one number for all tokens of the action,
     or one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must
     have the same fields.
     """
-    samples: list[Sample] = []
+    sample = Sample([], [])
     for i, turn in enumerate(episode.turns):
-        if i == 0 or turn.context_reset:
-            samples.append(Sample([], []))
-        sample, observed, acted = samples[-1], len(turn.observation_ids), len(turn.action_ids)
+        observed, acted = len(turn.observation_ids), len(turn.action_ids)
         per_token = per_token_of(i, turn)
         rows = {k: v if isinstance(v, list) else [v] * acted for k, v in per_token.items()}
         sample.ids += turn.observation_ids + turn.action_ids
         sample.mask += [0] * observed + [int(w != 0) for w in rows.get("weight", [1.0] * acted)]
         for name, row in rows.items():
             sample.per_token.setdefault(name, []).extend([0.0] * observed + row)
-    return [sample for sample in samples if any(sample.mask)]
+    return [sample] if any(sample.mask) else []
 
 
 def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:

@@ -13,7 +13,7 @@ the actor on all of its turns (lambda discounts):
     L = alpha L_critic + (1 - alpha) L_actor
 
 An episode has n turns, n + 1 states and rewards r_0 ... r_n; r_n, in the last state's place, is the
-outcome. A context restart starts a new sample.
+outcome.
 
 The only source is a set of slides. Our choices: L_critic is a mean over states, where the slides
 have a squared norm. The log-probs of the ratio come from the trainer. The advantage is GAE over
@@ -94,9 +94,9 @@ class SelfAC(SelfACConfig, Algorithm):
         return self.context.step < self.critic_warmup
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Yield one phase; each episode is one packed sample per segment."""
+        """Yield one phase; each episode is one packed sample."""
         packed_episodes = self.pack(episodes)
-        samples = [sample for packed in packed_episodes for sample in packed.samples]
+        samples = [packed.sample for packed in packed_episodes]
         turns = [turn for packed in packed_episodes for turn in packed.episode.turns]
         self.scale = 0.0, 1.0
         if self.advanced.normalise_advantages and turns:
@@ -121,7 +121,6 @@ class SelfAC(SelfACConfig, Algorithm):
         self._add_old_values(packed_episodes)
         for episode, packed in zip(trainable, packed_episodes, strict=True):
             advantages, td_errors = packed.estimate_advantages(self.gamma, self.gae_lambda)
-            packed.bootstrap_across_restarts(advantages, self.gae_lambda)
             rows = zip(packed.values[:-1], advantages, td_errors, strict=True)
             for turn, row in zip(packed.episode.turns, rows, strict=True):
                 turn.info |= zip(("value", "advantage", "td_error"), row, strict=True)
@@ -134,12 +133,8 @@ class SelfAC(SelfACConfig, Algorithm):
         states and the critic prompt exceed the model's positions; else None."""
         if reason := skip_reason(episode):
             return reason
-        lengths = [
-            sum(len(turn.observation_ids) + len(turn.action_ids) for turn in part)
-            for part in segments(episode)
-        ]
         positions = max_positions(self.context.models.module("policy"))
-        return "long" if max(lengths) + len(self.critic_prompt_ids) > positions else None
+        return "long" if episode.tokens + len(self.critic_prompt_ids) > positions else None
 
     def _pack_episode(self, episode: Episode) -> PackedEpisode:
         chat, module = self.context.chat, self.context.models.module("policy")
@@ -149,13 +144,13 @@ class SelfAC(SelfACConfig, Algorithm):
 
     def _add_old_values(self, packed_episodes: list[PackedEpisode]) -> None:
         """Add fields `old_logprob` and `old_value`, and each episode's values."""
-        samples = [sample for packed in packed_episodes for sample in packed.samples]
+        samples = [packed.sample for packed in packed_episodes]
         rows = logprobs_and_values(self.context.models.forward("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             value_at = torch.tensor(sample.per_token["value_at"])  # [tokens]
             sample.per_token |= {"old_logprob": logprobs, "old_value": (values * value_at).tolist()}
         for packed in packed_episodes:
-            packed.values = at_states(packed.samples, "old_value")
+            packed.values = at_states(packed.sample, "old_value")
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return alpha L_critic + (1 - alpha) L_actor.
@@ -166,8 +161,8 @@ class SelfAC(SelfACConfig, Algorithm):
         """
         assert outputs.values is not None
         per_token = batch.per_token
-        # of each state, [batch, states]: its reward, whether it exists, whether one follows in its
-        # segment, whether its value is trained, and whether the episode was truncated there
+        # of each state, [batch, states]: its reward, whether it exists, whether one follows,
+        # whether its value is trained, and whether the episode was truncated there
         rewards = sum_by_turn(per_token["reward"], batch)
         exists = sum_by_turn(per_token["value_at"], batch)
         follows = shift_left(exists, 1)
@@ -177,13 +172,13 @@ class SelfAC(SelfACConfig, Algorithm):
         values = sum_by_turn(outputs.values * per_token["value_at"], batch)
         frozen = self.advanced.values == "frozen"
         target_values = sum_by_turn(per_token["old_value"], batch) if frozen else values.detach()
-        # the last reward of a segment is the outcome, or V if the episode was truncated there
+        # the last reward is the outcome, or V if the episode was truncated there
         rewards = torch.where(cut_off, target_values, rewards)
-        # in targets, an end with an untrained V (truncated, restart) counts as its reward
+        # in targets, an end with an untrained V (truncated) counts as its reward
         target_values = torch.where(ends & ~trained, rewards, target_values)
         # [td_steps, batch, states]
         targets = td_targets(rewards, target_values, self.gamma, self.td_steps)
-        # [batch, states], 0 where a segment ends
+        # [batch, states], 0 where the episode ends
         advantages, _ = turn_advantages(rewards, target_values, ends, self.gamma, self.gae_lambda)
         critic = self.turns_per_state * ((values - targets) ** 2).mean(0)[trained].sum()
         mean, std = self.scale
@@ -227,10 +222,10 @@ class SelfAC(SelfACConfig, Algorithm):
 
 @dataclass
 class PackedEpisode:
-    """An episode, its samples, rewards r_0 ... r_n, and (once read) values V_0 ... V_n."""
+    """An episode, its sample, rewards r_0 ... r_n, and (once read) values V_0 ... V_n."""
 
     episode: Episode
-    samples: list[Sample]
+    sample: Sample
     rewards: list[float]
     values: list[float] = field(default_factory=list)
 
@@ -247,55 +242,31 @@ class PackedEpisode:
         )
         return advantages[:-1].tolist(), td_errors[:-1].tolist()
 
-    def bootstrap_across_restarts(self, advantages: list[float], gae_lambda: float) -> None:
-        """Replace the last reward of each segment that ends with a restart by GAE's estimate of the
-        next turn, V + lambda A, from before the update."""
-        turn = 0
-        for sample in self.samples[:-1]:
-            turn += trained_turns(sample)
-            sample.per_token["reward"][-1] = self.values[turn] + gae_lambda * advantages[turn]
-
-
-def segments(episode: Episode) -> list[list[Turn]]:
-    """Return the episode's turns, split at context restarts."""
-    parts: list[list[Turn]] = []
-    for i, turn in enumerate(episode.turns):
-        if i == 0 or turn.context_reset:
-            parts.append([])
-        parts[-1].append(turn)
-    return parts
-
 
 def pack_episode(
     episode: Episode, critic_prompt: list[int], truncated_state: list[int]
 ) -> PackedEpisode:
     """Pack an episode; `truncated_state` are the tokens of the last state if it was truncated.
 
-    Fields: `branch` labels the tokens of critic prompts. `turn` is the number of an action in its
-    segment. The last token of a critic prompt has the state's number in `turn`, 1 in `value_at` and
-    the state's `reward`. `value_mask` is 1 there if the value is trained, which it is not for the
-    last state of a truncated episode (`cut_off` is 1) or before a restart.
+    Fields: `branch` labels the tokens of critic prompts. `turn` is the number of an action. The
+    last token of a critic prompt has the state's number in `turn`, 1 in `value_at` and the state's
+    `reward`. `value_mask` is 1 there if the value is trained, which it is not for the last state of
+    a truncated episode (`cut_off` is 1).
     """
-    rewards, done = [turn.reward for turn in episode.turns], episode.stop == "done"
+    turns, done = episode.turns, episode.stop == "done"
+    rewards = [turn.reward for turn in turns]
     rewards = [*rewards[:-1], 0.0, rewards[-1]] if done else [*rewards, 0.0]
-    packed, begin, parts = [], 0, segments(episode)
-    for i, turns in enumerate(parts):
-        end, last = begin + len(turns), i == len(parts) - 1
-        sample = Sample([], [], {name: [] for name in FIELDS})
-        earned = [*rewards[begin:end], rewards[-1] if last else 0.0]
-        for k, reward in enumerate(earned):
-            final_observation = truncated_state if last else []
-            append_tokens(sample, turns[k].observation_ids if k < len(turns) else final_observation)
-            append_tokens(sample, critic_prompt, branch=k + 1)
-            at_last_token = {"turn": k, "value_at": 1, "reward": reward, "value_mask": 1}
-            for name, number in at_last_token.items():
-                sample.per_token[name][-1] = float(number)
-            append_tokens(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
-        sample.per_token["value_mask"][-1] = float(last and done)
-        sample.per_token["cut_off"][-1] = float(last and not done)
-        packed.append(sample)
-        begin = end
-    return PackedEpisode(episode, packed, rewards)
+    sample = Sample([], [], {name: [] for name in FIELDS})
+    for k, reward in enumerate(rewards):
+        append_tokens(sample, turns[k].observation_ids if k < len(turns) else truncated_state)
+        append_tokens(sample, critic_prompt, branch=k + 1)
+        at_last_token = {"turn": k, "value_at": 1, "reward": reward, "value_mask": 1}
+        for name, number in at_last_token.items():
+            sample.per_token[name][-1] = float(number)
+        append_tokens(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
+    sample.per_token["value_mask"][-1] = float(done)
+    sample.per_token["cut_off"][-1] = float(not done)
+    return PackedEpisode(episode, sample, rewards)
 
 
 def trained_turns(sample: Sample) -> int:
@@ -303,13 +274,9 @@ def trained_turns(sample: Sample) -> int:
     return int(sum(sample.per_token["value_at"])) - 1
 
 
-def at_states(samples: list[Sample], name: str) -> list[float]:
-    """Return a per-token field at the states s_0 ... s_n of an episode. A state before a restart
-    does not count."""
-    numbers: list[float] = []
-    for sample in samples:
-        numbers = [*numbers[:-1], *compress(sample.per_token[name], sample.per_token["value_at"])]
-    return numbers
+def at_states(sample: Sample, name: str) -> list[float]:
+    """Return a per-token field at the states s_0 ... s_n of a packed episode."""
+    return list(compress(sample.per_token[name], sample.per_token["value_at"]))
 
 
 # --- thoughts -------------------------------------------------------------------------------------
@@ -331,7 +298,6 @@ def split_turn(turn: Turn, decode: Decode, min_tokens: int) -> list[Turn]:
     parts = [Turn([], decode(ids), [], ids, logprobs) for ids, logprobs in cuts]
     first, last = parts[0], parts[-1]
     first.observation, first.observation_ids = turn.observation, turn.observation_ids
-    first.context_reset = turn.context_reset
     last.info = dict(turn.info)
     last.reward, last.done, last.finish_reason = turn.reward, turn.done, turn.finish_reason
     return parts

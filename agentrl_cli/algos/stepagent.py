@@ -396,19 +396,19 @@ def labelled_actions(acts: list[StateAction], label: float, context: Context) ->
 
 
 def labelled_episodes(episodes: list[Episode], label: float, context: Context) -> list[Sample]:
-    """Return one sample per unbroken segment, with the fields of `labelled_actions` at every
-    action. Earlier actions are written without layout, too."""
+    """Return one sample per episode, with the fields of `labelled_actions` at every action. Earlier
+    actions are written without layout, too."""
     samples: list[Sample] = []
     for episode in episodes:
-        for i, turn in enumerate(episode.turns):
-            if i == 0 or turn.context_reset:
-                samples.append(Sample([], [], {"value_at": [], "label": []}))
-            sample, ids, closing = samples[-1], turn.observation_ids, context.chat.end_of_turn
+        sample = Sample([], [], {"value_at": [], "label": []})
+        for turn in episode.turns:
+            ids, closing = turn.observation_ids, context.chat.end_of_turn
             # an observation after an unclosed action begins with the closing token, which
             # `encode_action` has already written
             is_closed = bool(sample.ids) and sample.ids[-1] == closing
             append_tokens(sample, ids[1:] if is_closed and ids[:1] == [closing] else ids)
             _append_labelled(sample, encode_action(turn.action, context), label)
+        samples.append(sample)
     return samples
 
 

@@ -23,7 +23,8 @@ ANNOTATIONS = frozenset(  # keys of `Turn.info` that play, algorithms and tools 
 )
 MOST_EPISODES = 1_000_000  # that one call may start; memory has to hold all of them
 # former name of a field of Turn or Episode: its name today
-OLD_FIELDS = {"closing": "final_observation", "finish": "finish_reason", "restart": "context_reset"}
+OLD_FIELDS = {"closing": "final_observation", "finish": "finish_reason"}
+REMOVED_FIELDS = ("restart", "context_reset")  # of Turn; no version has set them
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ class Turn:
     """An observation and the action sampled after it, as text and as token ids.
 
     `observation_ids` holds only the tokens added since the last action; those of the first turn
-    are the whole prompt. The tokens of an episode are therefore one flat sequence. `context_reset`
-    is true if the context does not extend that of the last turn. `logprobs` has one value per
-    action token, from the generator. `finish_reason` is "stop" or "length".
+    are the whole prompt. The tokens of an episode are therefore one flat sequence. `logprobs` has
+    one value per action token, from the generator. `finish_reason` is "stop" or "length".
     """
 
     observation: list[Message]
@@ -74,7 +74,6 @@ class Turn:
     reward: float = 0.0
     done: bool = False
     finish_reason: str = "stop"
-    context_reset: bool = False
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -118,9 +117,8 @@ class Episode:
 
     def state_ids(self, turn: int) -> list[int]:
         """Return the token ids of the context in which action `turn` was sampled."""
-        start = max(i for i in range(turn + 1) if i == 0 or self.turns[i].context_reset)
         ids: list[int] = []
-        for past in self.turns[start:turn]:
+        for past in self.turns[:turn]:
             ids += past.observation_ids + past.action_ids
         return ids + self.turns[turn].observation_ids
 
@@ -159,7 +157,8 @@ class Sample:
 def _current_fields(row: Any) -> Any:
     if not isinstance(row, dict):
         raise TypeError("expected an object")
-    return {OLD_FIELDS.get(key, key): value for key, value in row.items()}
+    kept = {key: value for key, value in row.items() if key not in REMOVED_FIELDS}
+    return {OLD_FIELDS.get(key, key): value for key, value in kept.items()}
 
 
 def _messages(rows: list[dict[str, Any]]) -> list[Message]:

@@ -166,8 +166,7 @@ def numbers(turn: Turn, return_: float) -> Facts:
     known = {name: value for name, value in turn.info.items() if is_number(value)}
     facts = [("reward", f"{turn.reward:g}"), ("return", f"{return_:g}")]
     facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
-    facts += [("finish_reason", turn.finish_reason)] if turn.finish_reason != "stop" else []
-    return facts + ([("restart", "")] if turn.context_reset else [])
+    return facts + ([("finish_reason", turn.finish_reason)] if turn.finish_reason != "stop" else [])
 
 
 def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:

@@ -188,7 +188,6 @@ class PlayCollector(Collector):
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """Play the step. Raises RunAborted if more than a fifth of its episodes failed."""
-        self.generator.clear()
         episodes = self._played(self._step_request(step, group_size))
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
             short = f"rollout.max_seq_len {self.max_seq_len} is too short for the first prompt"

@@ -145,6 +145,7 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     parts.context.step = step
     parts.activity.begin("play")
     began = time.perf_counter()
+    parts.generator.clear()  # caches of earlier steps, which a resumed run does not have
     episodes = parts.collector.collect(step, algo.group_size) if parts.plays else []
     gap = logprob_gap(parts, episodes)
     stored = parts.buffer.state() if parts.ranks.is_main else None  # only rank 0 saves it

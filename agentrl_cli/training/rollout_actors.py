@@ -71,7 +71,7 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
     pool = ActorPool(
         cluster=cluster, make_player=partial(RolloutActor, actor_cfg, Path.cwd()),
         version=partial(parts.models.version, POLICY), pack=partial(pack_policy, parts.models),
-        staleness=cluster.staleness if parts.algo.replay_capacity else 0, steps=cfg.steps,
+        staleness=cluster.staleness if parts.algo.off_policy else 0, steps=cfg.steps,
         max_concurrent_episodes=parts.collector.max_concurrent_episodes,
     )  # fmt: skip
     try:

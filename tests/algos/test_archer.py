@@ -69,18 +69,6 @@ def test_bootstrap_value_gets_no_gradient(model_folder: Path):
         assert torch.allclose(values.grad[..., column], expected, atol=1e-6)
 
 
-def test_state_after_restart_starts_a_segment(model_folder: Path):
-    algo, models, _ = archer_with_values(model_folder)
-    played = with_rewards(deepcopy(WON), 0.0, 0.0, 1.0)
-    played.turns[1].context_reset = True
-    first, second = algo.transitions([played], 0)
-    after = head_values(models, "target", played.turns[1].observation_ids)[V]
-    assert targets([first], "q") == pytest.approx([0.9 * after], abs=1e-5)
-    assert first.ids + second.ids == played.state_ids(0) + played.turns[0].action_ids + (
-        played.state_ids(2) + played.turns[2].action_ids
-    )
-
-
 @pytest.mark.parametrize("action", ["fresh", "stored"])
 def test_v_targets_of_fresh_and_stored_actions(model_folder: Path, action: str):
     algo, models, generator = archer_with_values(model_folder, action=action)
@@ -306,7 +294,6 @@ def test_empty_action_is_skipped_and_counted(model_folder: Path, action: str):
     mute, silent = deepcopy(LOST), deepcopy(LOST)
     mute.id, silent.id = "mute", "silent"
     mute.turns[1].action_ids = []
-    mute.turns[1].context_reset = True  # a segment without an action
     for turn in silent.turns:
         turn.action_ids = []
     fresh = [deepcopy(WON), mute, silent]

@@ -58,10 +58,6 @@ def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     assert phase_of(algo, [WON]).metrics == {"dpo/failures": 0, "dpo/unpaired": 0}
     cut = replace(LOST, stop="context")  # its outcome is not known
     assert phase_of(algo, [WON, cut]).metrics["dpo/failures"] == 0
-    restarted = deepcopy(LOST)
-    restarted.turns[1].context_reset = True
-    algo.context.demos = [DEMO]
-    assert phase_of(algo, [restarted]).samples == []
     greeted = deepcopy(DEMO)
     greeted.turns[0].observation = [*DEMO.turns[0].observation, Message("user", "Please.")]
     algo.context.demos = [greeted]

@@ -97,9 +97,8 @@ def test_action_tokens_carry_the_advantage(model_folder: Path):
 
 
 @pytest.mark.parametrize(("loss_type", "scale"), [("grpo", 1.0), ("dr_grpo", 0.5)])
-def test_episode_counts_once_despite_a_restart(model_folder: Path, loss_type: str, scale: float):
+def test_each_episode_counts_once(model_folder: Path, loss_type: str, scale: float):
     episodes = [ended(*row) for row in BATCH[:3]]
-    episodes[0].turns[1].context_reset = True
     tokens = sum(len(turn.action_ids) for turn in episodes[0].turns)
     algo, _ = grpo(
         model_folder, loss_type=loss_type, max_completion_length=2 * tokens,
@@ -107,10 +106,10 @@ def test_episode_counts_once_despite_a_restart(model_folder: Path, loss_type: st
     )  # fmt: skip
     phase = phase_of(algo, episodes)
     assert sum(map(phase.units, phase.samples)) == pytest.approx(3)
-    for sample in phase.samples[:2]:
-        assert sample.per_token["share"] == [trained / tokens for trained in sample.mask]
-        expected = [scale * 2 / 3 * trained for trained in sample.mask]
-        assert sample.per_token["advantage"] == pytest.approx(expected)
+    sample = phase.samples[0]
+    assert sample.per_token["share"] == [trained / tokens for trained in sample.mask]
+    expected = [scale * 2 / 3 * trained for trained in sample.mask]
+    assert sample.per_token["advantage"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_completion_length": 8, "kl_coef": 0.1}])
@@ -120,9 +119,12 @@ def test_dr_grpo_needs_a_length_and_no_kl(model_folder: Path, settings: dict[str
     assert caught.value.code == "conflicting-settings"
 
 
-def test_failed_episode_is_ignored(model_folder: Path):
+@pytest.mark.parametrize(
+    ("stop", "error"), [("error", "KeyError: 'x'"), ("truncated", None), ("context", None)]
+)
+def test_episode_without_outcome_is_ignored(model_folder: Path, stop: str, error: str | None):
     algo, _ = grpo(model_folder, normalise_advantages=False)
-    broken = ended("a4", "a", 0.0, stop="error", error="KeyError: 'x'")
+    broken = ended("a4", "a", 0.0, stop=stop, error=error)
     whole = [ended(*row) for row in BATCH[:3]]
     assert phase_of(algo, [*whole, broken]).samples == phase_of(algo, whole).samples
     assert "advantage" not in broken.turns[0].info

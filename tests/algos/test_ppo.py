@@ -23,7 +23,7 @@ from tests.builders.ppo import LEVELS, cut, phase_of, ppo, ppo_with_values, won
 def test_empty_action_is_skipped_and_counted(model_folder: Path, level: str):
     algo, _ = ppo_with_values(model_folder, level=level)
     empty, failed = won(), won()
-    empty.turns[1].action_ids, empty.turns[1].context_reset = [], True
+    empty.turns[1].action_ids = []
     failed.error = "KeyError: 'x'"
     phase = phase_of(algo, [empty, won(), failed])
     assert len(phase.samples) == 1 and "value" not in failed.turns[0].info
@@ -131,19 +131,6 @@ def test_values_equal_those_of_separate_passes(model_folder: Path):
     expected = [head_values(models, "policy", played.state_ids(k))[0] for k in range(3)]
     assert len({round(value, 3) for value in expected}) == 3
     assert [t.info["value"] for t in played.turns] == pytest.approx(expected, abs=1e-5)
-
-
-def test_state_after_restart_starts_a_segment(model_folder: Path):
-    algo, models = ppo_with_values(model_folder)
-    played = won()
-    played.turns[1].context_reset = True
-    first, second = phase_of(algo, [played]).samples
-    expected = head_values(models, "policy", played.turns[1].observation_ids)[0]
-    assert played.turns[1].info["value"] == pytest.approx(expected, abs=1e-5)
-    assert len(second.ids) == sum(
-        len(t.observation_ids) + len(t.action_ids) for t in played.turns[1:]
-    )
-    assert sum(first.per_token["value_at"]) == len(played.turns[0].action_ids)
 
 
 # generalised advantage estimation

@@ -84,19 +84,6 @@ def test_weights_per_token():
     assert all(len(row) == len(sample.ids) for row in sample.per_token.values())
 
 
-def test_restart_starts_a_sample():
-    played = episode("r", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
-    played.turns[1].context_reset = True
-    first, second = episode_samples(played, lambda i, turn: {"turn": float(i)})
-    assert trained(first) == "Is it big?<|im_end|>"
-    assert trained(second) == "Is it red?<|im_end|>Is it a cat?<|im_end|>"
-    assert second.ids == played.state_ids(2) + played.turns[2].action_ids
-    assert {n for n, m in zip(second.per_token["turn"], second.mask, strict=True) if m} == {
-        1.0,
-        2.0,
-    }
-
-
 def test_likelihood_is_proportional_to_weight(model_folder: Path):
     heavy, light = (episode(name, ["Is it a cat?"], success=True) for name in ("one", "two"))
     light.turns[0].action_ids = CHAT.encode_action("Is it a dog?")

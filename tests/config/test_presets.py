@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl_cli.config.compose import check, compose
+from agentrl_cli.config.compose import check, compose, options
 from agentrl_cli.config.renames import PRESETS, preset_overrides, replace_old_names
 from agentrl_cli.core.errors import UserError
 
@@ -49,6 +49,13 @@ def test_ablation_for_several_algorithms(algo: str, kl_coef: float | None):
     cfg = check(compose([*chosen, "seed=4", "runs=x"]))
     assert (cfg.init, cfg.steps, cfg.algo.optimizer.lr) == ("x/twentyq_sft_s4", 8, 1e-5)
     assert cfg.algo.get("kl_coef") == kl_coef
+
+
+@pytest.mark.parametrize("recipe", options("recipe"))
+def test_recipe_composes_with_every_algorithm(recipe: str):
+    for algo in options("algo"):
+        chosen = compose([f"recipe={recipe}", f"algo={algo}", "data.demos=expert:4", "init=x"])
+        assert check(chosen).choices.algo == algo
 
 
 def test_small_gpu_recipe_keeps_the_parts_of_its_base():

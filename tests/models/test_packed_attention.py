@@ -185,7 +185,7 @@ def value_gap(sample: Sample) -> float:
 @pytest.mark.parametrize("state", range(4))
 def test_value_read_too_early_is_noticed(state: int):
     turns = [Turn([], "", seen, acted, []) for seen, acted in THREE.turns]
-    (sample,) = pack_episode(Episode("a", Task("a", "test", {}), "a", 0, turns), PROMPT, []).samples
+    sample = pack_episode(Episode("a", Task("a", "test", {}), "a", 0, turns), PROMPT, []).sample
     assert value_gap(sample) < EXACT
     at = sample.per_token["value_at"]
     column = [i for i, read in enumerate(at) if read][state]

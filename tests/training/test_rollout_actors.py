@@ -79,10 +79,15 @@ def untimed_facts(run: Run) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "at"), [("nlac", 9), ("archer_small", 7)])
-def test_resume_with_episodes_ahead_equals_uninterrupted_run(tmp_path: Path, algo: str, at: int):
+@pytest.mark.parametrize(
+    ("algo", "at", "own"), [("nlac", 9, ()), ("archer_small", 7, ("algo.actor_states=4",))]
+)
+def test_resume_with_episodes_ahead_equals_uninterrupted_run(
+    tmp_path: Path, algo: str, at: int, own: tuple[str, ...]
+):
     usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
     more = (ACTORS, "save_every=0", "algo.critic_warmup=0", "eval_every=0", "eval.baseline=false")
+    more += own
     whole = trained(tmp_path, algo, "whole", *more, usual)
     found = ages(whole)
     assert found[0] == (0, 0) and max(found)[1] in (1, 2) and len(found) == 4
@@ -100,7 +105,7 @@ def test_resume_with_episodes_ahead_equals_uninterrupted_run(tmp_path: Path, alg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["grpo", "self_ac"])
+@pytest.mark.parametrize("algo", ["grpo", "self_ac", "archer_small"])
 def test_on_policy_algorithms_wait_for_their_episodes(tmp_path: Path, algo: str):
     run = trained(tmp_path, algo, "it", ACTORS)
     assert ages(run) == [(0, 0)] * 4

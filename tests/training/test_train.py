@@ -201,7 +201,9 @@ def test_every_algorithm_starts_from_an_sft(tmp_path: Path, imitated: Run, algo:
     specs = parts.algo.models().items()
     behind = {n for n, s in specs if s.kind != "trained" and s.follows == "policy"}
     begun_alike = {n for n, s in specs if s.begins_as == "policy"}
-    assert begun_alike == ({"discriminator"} if algo == "stepagent_inverse" else set())
+    expected = {"archer": {"critic"}, "archer_small": {"critic"}}
+    expected["stepagent_inverse"] = {"discriminator"}
+    assert begun_alike == expected.get(algo, set())
     for name in {"policy", *behind, *begun_alike}:
         own = dict(parts.models.module(name).named_parameters())
         assert all(own[key].equal(weight) for key, weight in begun.items()), name

@@ -90,7 +90,7 @@ CHECKED_TURNS = 8  # at which every role writes before the first update
 class NLAC(NLACConfig, Algorithm):
     """The algorithm. `NLACConfig` documents its settings."""
 
-    learns_offline = True
+    learns_offline = off_policy = True
     is_warned = False
 
     @property

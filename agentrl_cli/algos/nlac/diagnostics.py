@@ -24,7 +24,7 @@ from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, success_share
 from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
 from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.core.errors import GeneratorError, UserError
-from agentrl_cli.core.statistics import mean
+from agentrl_cli.core.statistics import mean, student
 from agentrl_cli.core.types import Episode, evenly_spaced
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.forward import token_logprobs
@@ -33,7 +33,6 @@ from agentrl_cli.rollout.play import EpisodeStart, probe_starts, split_into_turn
 CALIBRATION_STATES = 4  # per state at which actions are probed
 DRIFT_EPISODES = 64
 STANDARD_ERRORS = 2.0  # by which two success rates must differ
-TWO_SIDED_95 = 1.96  # standard errors
 MIN_GAINS = 8  # measured targets below which the improvement check stays closed
 
 
@@ -260,10 +259,11 @@ def target_gains(groups: Sequence[Candidates], selector: ActionSelector) -> list
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """Return the lower end of the mean's 95 % interval, 0 for fewer than two values."""
+    """Return the lower end of the mean's 95 % interval by Student's t, 0 for fewer than two
+    values."""
     if len(values) < 2:
         return 0.0
-    return mean(values) - TWO_SIDED_95 * statistics.stdev(values) / len(values) ** 0.5
+    return mean(values) - student(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def differ(success: float, other: float, rollouts: int, spread: float = 1.0) -> bool:
@@ -388,7 +388,7 @@ class RefinedPolicy(Generator):
         replies = self.generator.generate(prompts, seeds, sampling, model)
         own = [split_into_turns(r, context.turn_delimiter, context.chat)[0] for (r, *_) in replies]
         turns = [TurnRef.from_state(ids) for ids in prompts]
-        groups = self.selector.draw(turns, [completion.ids for completion in own])
+        groups = self.selector.draw(turns, [completion.ids for completion in own], sampling)
         rows = []
         for completion, group in zip(own, groups, strict=True):
             ids = self.selector.best_action(group)

@@ -27,6 +27,7 @@ from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, fill
 from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLACConfig
 from agentrl_cli.core.types import Episode
+from agentrl_cli.generators.base import Sampling
 
 REFINED_DRAWS = 0.5  # draws that a refined action counts for if the policy never drew it
 
@@ -175,11 +176,14 @@ class ActionSelector:
     num_candidates: int
     num_forecasts: int
 
-    def draw(self, turns: list[TurnRef], first: list[Ids] | None = None) -> list[Candidates]:
+    def draw(
+        self, turns: list[TurnRef], first: list[Ids] | None = None, sampling: Sampling | None = None
+    ) -> list[Candidates]:
         """Return the candidates of each turn with the critic's texts. `first` gives the first
-        action of each turn instead of a draw."""
+        action of each turn instead of a draw, `sampling` how to draw the others; default: as in
+        training."""
         groups = []
-        for turn, row in zip(turns, self._draw_actions(turns, first), strict=True):
+        for turn, row in zip(turns, self._draw_actions(turns, first, sampling), strict=True):
             counts = Counter(map(tuple, row)).items()
             groups.append(Candidates(turn, [self._candidate(turn, [*ids], n) for ids, n in counts]))
         if self.ablation.uses_critic:
@@ -190,10 +194,12 @@ class ActionSelector:
                 self._add_critiques(groups)
         return groups
 
-    def _draw_actions(self, turns: list[TurnRef], first: list[Ids] | None) -> list[list[Ids]]:
+    def _draw_actions(
+        self, turns: list[TurnRef], first: list[Ids] | None, sampling: Sampling | None
+    ) -> list[list[Ids]]:
         """Return the actions of each turn, [turns, candidates]."""
         fresh = self.num_candidates - (first is not None)
-        ids = self.roles.act([turn for turn in turns for _ in range(fresh)])
+        ids = self.roles.act([turn for turn in turns for _ in range(fresh)], sampling)
         rows = [ids[i * fresh : (i + 1) * fresh] for i in range(len(turns))]
         return rows if first is None else [[a, *row] for a, row in zip(first, rows, strict=True)]
 

@@ -23,6 +23,7 @@ from agentrl_cli.algos.settings import (
     NLACPromptsConfig,
 )
 from agentrl_cli.core.types import Episode, derive_seed
+from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.play import first_turn
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class Forecaster:
         """Return a seed of the current stream."""
         return derive_seed(self.context.seed, *self.stream, *parts)
 
-    def act(self, turns: list[TurnRef]) -> list[Ids]:
-        """a ~ π(s): sample an action in the state of each turn."""
-        states, sampling = [turn.state_ids for turn in turns], self.context.sampling
+    def act(self, turns: list[TurnRef], sampling: Sampling | None = None) -> list[Ids]:
+        """a ~ π(s): sample an action in the state of each turn, by default as in training."""
+        states, sampling = [turn.state_ids for turn in turns], sampling or self.context.sampling
         replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
         return [self._first_turn(completion.ids) for (completion,) in replies]
 

@@ -299,7 +299,7 @@ def test_critique_accuracy_by_hand(models: ModelSet):
         "refinement/break_rate": 1 / 2,
         "refinement/target_share": 5 / 6,
         "refinement/target_gain": pytest.approx(mean),
-        "refinement/target_gain_low": pytest.approx(mean - 1.96 * deviation / 5**0.5),
+        "refinement/target_gain_low": pytest.approx(mean - 2.776 * deviation / 5**0.5, abs=1e-4),
     }
 
 
@@ -330,7 +330,7 @@ def test_gated_action_is_no_target(models: ModelSet):
 
 def test_lower_bound_needs_two_values():
     assert lower_bound([]) == lower_bound([0.5]) == 0.0
-    assert lower_bound([0.25, 0.75]) == pytest.approx(0.5 - 1.96 * 0.125**0.5 / 2**0.5)
+    assert lower_bound([0.25, 0.75]) == pytest.approx(0.5 - 12.706 * 0.125**0.5 / 2**0.5)
 
 
 SETTINGS = NLACImprovementCheckConfig(every=2, num_targets=8, num_rollouts=3, window=2)
@@ -384,7 +384,7 @@ def test_check_compares_targets_with_own_play(model_folder: Path):
     mean, error = 3 / 4, (3 / 14 / 8) ** 0.5  # of six gains of 1 and two of 0
     assert metrics == {
         "improvement_check/gain": pytest.approx(mean),
-        "improvement_check/low": pytest.approx(mean - 1.96 * error),
+        "improvement_check/low": pytest.approx(mean - 2.3646 * error, abs=1e-4),
         "improvement_check/open": 1.0,
         "improvement_check/episodes": 2 * 8 * SETTINGS.num_rollouts,
     }
@@ -455,8 +455,12 @@ def test_refined_policy_plays_refined_actions(models: ModelSet):
     states = [place.state_ids for place in places(WON, LOST)]
     algo = bound(nlac(), troupe(evaluate="Optimality: No. It loses."), models)
     assert play(algo, states) == ["Is it an owl?"] * 5
-    (row,) = algo.generator("refined").generate(states[:1], [0], SAMPLING)
+    speakers = troupe(evaluate="Optimality: No. It loses.")
+    greedy = replace(SAMPLING, temperature=0.0)
+    generator = bound(nlac(), speakers, models).generator("refined")
+    (row,) = generator.generate(states[:1], [0], greedy)
     assert row[0].finish_reason == "stop" and all(map(math.isnan, row[0].logprobs))
+    assert {call.sampling for call in speakers.of("act")} == {greedy}  # of all candidates
 
 
 def test_refined_policy_keeps_gated_actions(models: ModelSet):
