@@ -3,18 +3,19 @@
 Every algorithm gets the same:
 
 1. Trials of 12 updates, judged on the split `val`, with a seed that no comparison uses: some
-   learning rates, then other sizes of the optimizer step at the best rate. Rates of heads and of
-   NLAC's critic keep their ratio to the main rate; critics and discriminators of other methods keep
-   their rate. While the best rate is at the edge, the next one is tried as well. A trial that
-   diverges has success 0.
+   learning rates, then other sizes of the optimizer step at the best rate. While the best is at the
+   edge, the next one is tried as well. Rates of heads and of NLAC's critic keep their ratio to the
+   main rate; critics and discriminators of other methods keep their rate. A trial that diverges has
+   success 0.
 2. A longer run with the best settings. `val` chooses after how many updates to stop: the smallest
    number whose success is within 2 points of the best.
-3. Runs with these settings and the seeds of the comparison, judged on the split `test`.
+3. Runs with these settings and the seeds of the comparison, judged on the split `test`. One that
+   diverges has success 0.
 
 The exception is `archer`, whose first 20 updates train its critic alone: its trials have 32
 updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
-Ablations and controls have the settings of their algorithm and stop after 12 updates. There NLAC,
-which most of them change, is evaluated, too. A run that is done is not repeated, and one that was
+Ablations and controls have the settings of their algorithm. Those of NLAC stop after 12 updates,
+where NLAC is evaluated, too. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
 this commit, or of one that --also names because its results are the same. So start all runs of a
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
@@ -32,9 +33,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -63,7 +64,9 @@ CONTROLS = (
     "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
 )  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must not improve
-MEASURED_CONTROLS = {"arithmetic": CONTROLS, "twentyq": (*CONTROLS, OWN_PLAY)}
+# what NLAC and GRPO know alike: NLAC without the hint after a lost game, GRPO with it as reward
+EQUAL_INFORMATION = ("plain_farewell", "graded_reward")
+MEASURED_CONTROLS = {"arithmetic": CONTROLS, "twentyq": (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION)}
 ABLATIONS = {
     "arithmetic": (
         "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8",
@@ -75,9 +78,9 @@ PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "archer_small", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 SOURCES = ("nlac_paper", "self_ac_slides")  # as in the paper and the slides
 EVERYWHERE = (*STUDENTS, *PLAYERS, *SOURCES)
-TRIAL_SEED = 10
 VAL_EPISODES = 600
 GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of main learning rates
+SIZES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of an optimizer step, relative to the recipe's
 MAIN_RATE = {"stepagent_inverse": "algo.ppo.optimizer.lr"}
 OTHER_RATES = {
     "nlac": ("algo.critic_optimizer.lr",), "ppo": ("algo.optimizer.head_lr",),
@@ -101,8 +104,9 @@ class Comparison:
     tasks: dict[str, int]  # by split
     names: tuple[str, ...] = tuple(name for name in EVERYWHERE if name != "archer")
     rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)
-    extended: bool = True  # if the best rate is at the edge
-    step_sizes: tuple[float, ...] = (0.5, 2.0)  # of the recipe's
+    step_sizes: tuple[float, ...] = (0.5, 2.0)
+    extended: bool = True  # while the best rate or size is at the edge
+    trial_seed: int = 20  # earlier trials of NLAC, Self-AC and PPO had others
     steps: tuple[int, ...] = (6, 12, 24, 48)  # to choose from; none: the recipe's
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of HEADLINE; the others have the first three
     file: str = ""  # of the results; default: that of the environment
@@ -113,7 +117,7 @@ class Comparison:
 SMOLLM2: dict[str, Any] = {
     "names": ("grpo", "rft", "self_ac", "nlac", "stepagent_implicit", "stepagent_inverse"),
     "rates": (3e-5, 1e-4, 3e-4), "extended": False, "step_sizes": (0.5,), "steps": (),
-    "seeds": (0, 1, 2), "file": "smollm2",
+    "trial_seed": 10, "seeds": (0, 1, 2), "file": "smollm2",
 }  # fmt: skip
 COURIER: dict[str, Any] = SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)}
 # From another initial model, to show how far results depend on it. It is trained like the embedded
@@ -198,14 +202,7 @@ class Plan:
             return None
         what = Path(self.config.init).name.removeprefix(f"{self.options['recipe']}_")
         what = what.removesuffix(f"_s{self.seed}")
-        last = (
-            "long" if horizons(self.env, what) else f"size_{COMPARISONS[self.env].step_sizes[-1]:g}"
-        )
-        done = any(row["trial"] == last for row in trials(self.env, what))
-        if COMPARISONS[self.env].steps and is_tuned(what) and not done:
-            raise SystemExit(
-                f"{self.what} starts from {what}, whose trials are not done; tune it first"
-            )
+        require_tuned(self.env, what)
         return best_plan(self.env, what, self.seed)
 
     def settings(self) -> list[str]:
@@ -243,6 +240,8 @@ def train(plan: Trainable, folder: Path) -> Path:
         if not is_done(run):
             if run.exists() and not list(run.glob("checkpoints/*")):
                 shutil.rmtree(run)  # it was interrupted before its first checkpoint
+            if run.exists():
+                require_valid(run)
             (run / "failed-batch.json").unlink(missing_ok=True)
             own = [f"runs={folder}", f"name={plan.name}", *start]
             command = ["resume", str(run)] if run.exists() else ["train", *plan.settings(), *own]
@@ -267,10 +266,11 @@ def second_base(env: str, folder: Path) -> Path:
 
 
 def require_valid(run: Path) -> None:
-    """Raise SystemExit if a run is of a commit whose results may differ."""
-    made = json.loads((run / "meta.json").read_text())["git"]["commit"]
-    if made not in valid():
-        raise SystemExit(f"{run} is of commit {made}; remove it, or give --also {made}")
+    """Raise SystemExit if a run, or a part of it, is of a commit whose results may differ."""
+    meta = json.loads((run / "meta.json").read_text())
+    for part in (meta, *meta.get("resumed", [])):
+        if (made := part["git"]["commit"]) not in valid():
+            raise SystemExit(f"{run} is of commit {made}; remove it, or give --also {made}")
 
 
 def fingerprint(plan: Trainable) -> str:
@@ -319,29 +319,42 @@ class Tuning:
     def __init__(self, env: str, what: str, folder: Path, stored: Rows) -> None:
         self.env, self.what, self.folder, self.stored = env, what, folder, stored
         self.comparison = COMPARISONS[env]
-        self.plan = Plan(env, what, TRIAL_SEED)
+        self.plan = Plan(env, what, self.comparison.trial_seed)
         self.rows: Rows = []
 
     def run(self) -> None:
         """Do the trials and store them."""
-        rates = list(self.comparison.rates)
-        success = {rate: self.judge(f"rate_{rate:g}", at_rate(self.plan, rate)) for rate in rates}
-        while self.comparison.extended and (rate := next_rate(success)):
-            success[rate] = self.judge(f"rate_{rate:g}", at_rate(self.plan, rate))
-        best = at_rate(self.plan, max(success, key=success.__getitem__))
-        for factor in self.comparison.step_sizes:
-            self.judge(f"size_{factor:g}", best | at_size(self.plan, factor))
+
+        def at(rate: float) -> float:
+            return self.judge(f"rate_{rate:g}", at_rate(self.plan, rate))
+
+        rates = self.search({rate: at(rate) for rate in self.comparison.rates}, GRID, at)
+        best = max(rates, key=rates.__getitem__)
+
+        def of(size: float) -> float:
+            return self.judge(f"size_{size:g}", at_rate(self.plan, best) | at_size(self.plan, size))
+
+        tried = {size: of(size) for size in self.comparison.step_sizes}
+        self.search({1.0: rates[best]} | tried, SIZES, of)
         if steps := horizons(self.env, self.plan.algo):
             longest = {"steps": max(steps), "eval_every": min(steps)}
             self.judge("long", best_trial(self.rows)["changes"] | longest)
         write(f"{self.env}_trials.json", self.rows)  # without those that were not visited
+
+    def search(
+        self, success: dict[float, float], grid: Sequence[float], judge: Callable[[float], float]
+    ) -> dict[float, float]:
+        """Return the success by value of the grid, extended while the best value is at the edge."""
+        while self.comparison.extended and (value := next_value(success, grid)):
+            success[value] = judge(value)
+        return success
 
     def judge(self, trial: str, changes: Changes) -> float:
         """Run a trial, store it, and return its last success on `val`; 0 if it diverged."""
         if COMPARISONS[self.env].steps:
             steps = ARCHER_STEPS if self.plan.algo == "archer" else TRIAL_STEPS
             changes = {"steps": steps} | changes
-        plan = Plan(self.env, self.what, TRIAL_SEED, trial, tuple(changes.items()))
+        plan = replace(self.plan, trial=trial, changes=tuple(changes.items()))
         common = named(plan) | {"trial": trial, "changes": changes, "settings": fingerprint(plan)}
         rows = [row for row in self.stored if row == row | common and row.get("commit") in valid()]
         if not rows:
@@ -358,20 +371,32 @@ def judged(plan: Plan, folder: Path) -> Rows:
     try:
         run = train(plan, folder)
     except subprocess.CalledProcessError:
-        if not (folder / plan.name / "failed-batch.json").exists():  # it has not diverged
+        run = folder / plan.name
+        if not has_diverged(run):
             raise
-        return [{"step": 0, "val": 0.0, "failed": True, "commit": commit()}]
+        lost = {"step": dict(plan.changes).get("steps", 0), "val": 0.0, "failed": True}
+        return [*evaluated(run), lost | {"commit": commit()}]
+    return evaluated(run)
+
+
+def has_diverged(run: Path) -> bool:
+    """Return whether a run that failed had numbers that were not finite."""
+    return (run / "failed-batch.json").exists()
+
+
+def evaluated(run: Path) -> Rows:
+    """Return the evaluations of a trial on `val` with the cost of the trial."""
     meta, rows = json.loads((run / "meta.json").read_text()), metrics(run)
     spent = cost(meta, [row for row in rows if "time/rollout" in row])
     evaluations = [row for row in rows if "eval/val_success" in row]
     return [{"step": r["step"], "val": r["eval/val_success"]} | spent for r in evaluations]
 
 
-def next_rate(success: dict[float, float]) -> float | None:
-    """Return the rate of the grid that extends rates whose best is the highest or lowest."""
+def next_value(success: dict[float, float], grid: Sequence[float]) -> float | None:
+    """Return the value of the grid that extends values whose best is the highest or lowest."""
     best = max(success, key=success.__getitem__)
-    place = GRID.index(best) + (best == max(success)) - (best == min(success))
-    return GRID[place] if 0 <= place < len(GRID) and GRID[place] not in success else None
+    place = grid.index(best) + (best == max(success)) - (best == min(success))
+    return grid[place] if 0 <= place < len(grid) and grid[place] not in success else None
 
 
 def best_trial(rows: Rows) -> dict[str, Any]:
@@ -386,10 +411,19 @@ def trials(env: str, what: str) -> Rows:
     return [row for row in rows if (row["variant"] or row["algo"]) == what]
 
 
+def require_tuned(env: str, what: str) -> None:
+    """Raise SystemExit if the trials of an algorithm should be complete and are not."""
+    if not (COMPARISONS[env].steps and is_tuned(what)):
+        return
+    last = "long" if horizons(env, what) else f"size_{COMPARISONS[env].step_sizes[-1]:g}"
+    if not any(row["trial"] == last for row in trials(env, what)):
+        raise SystemExit(f"the trials of {what} in {env} are not done; tune it first")
+
+
 def best_plan(env: str, what: str, seed: int) -> Plan:
     """Return the run with the settings that the trials chose, or with those of the recipe if there
-    were none. An ablation or control has the settings of its algorithm, and at most TRIAL_STEPS
-    updates. NLAC is evaluated after as many, too."""
+    were none. An ablation or control has the settings of its algorithm, and one of NLAC at most
+    TRIAL_STEPS updates. NLAC is evaluated after as many, too."""
     plan = Plan(env, what, seed)
     for name in (what, plan.algo):
         if rows := trials(env, name):
@@ -398,7 +432,7 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
             changes = long[0]["changes"] if long else best_trial(rows)["changes"]
             changes = {key: value for key, value in changes.items() if key != "eval_every"}
             if long:
-                most = max(steps) if name == what else TRIAL_STEPS
+                most = TRIAL_STEPS if name != what and plan.algo == "nlac" else max(steps)
                 changes["steps"] = min(horizon(long), most)
                 if what == "nlac" and env in ABLATIONS and changes["steps"] > TRIAL_STEPS:
                     changes["eval_every"] = TRIAL_STEPS
@@ -416,8 +450,9 @@ def horizon(long: Rows) -> int:
 
 
 def metrics(run: Path) -> Rows:
-    """Return all rows of a run's metrics."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Return all rows of a run's metrics; none if it failed before the first."""
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def read(run: Path) -> tuple[dict[str, Any], Rows, Rows]:
@@ -449,6 +484,11 @@ def records(plan: Plan, run: Path) -> Rows:
     rows = by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
     ends = {"base": 0, "final": evaluations[-1]["step"]}
     rows[0] |= {f"{end}_by_task": by_task(run, step) for end, step in ends.items()}
+    if has_diverged(run):
+        nothing = " ".join("0" for _ in rows[0]["base_by_task"].split())
+        for row in rows:
+            row |= {"final": 0.0, "low": 0.0, "high": 0.0, "failed": True}
+        rows[0] |= {"final_by_task": nothing}
     if short := [row for row in evaluations[1:-1] if row["step"] == TRIAL_STEPS]:
         rows[0]["short"] = cost(meta, updates[:TRIAL_STEPS]) | {
             "final": short[0]["eval/test_success"], "final_by_task": by_task(run, TRIAL_STEPS),
@@ -477,6 +517,12 @@ def commit() -> str:
     """Return the commit of the working tree."""
     command = ["git", "rev-parse", "HEAD"]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout[:-1]
+
+
+def changed_code() -> str:
+    """Return the files of the package and its settings that are not committed."""
+    command = ["git", "status", "--porcelain", "agentrl_cli", "conf"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 ALSO: list[str] = []  # other commits that give the same results
@@ -582,7 +628,7 @@ def store(plan: Plan, run: Path) -> None:
     name, rows = result_name(plan), records(plan, run)
     write(f"{name}.json", rows)
     for row in rows:
-        if row["split"] == "test" and (known := preset(plan)) and plan.what not in SOURCES:
+        if row["split"] == "test" and (known := preset(plan)) and plan.what == plan.algo:
             found = reproduce.Result(*(row[key] for key in ("split", "final", "low", "high")))
             with FileLock(RESULTS / ".lock"):
                 reproduce.store_result(known, row["seed"], found)
@@ -616,8 +662,16 @@ def compare(env: str, what: str, folder: Path, missing: bool) -> None:
     """Train an algorithm with its best settings, with each seed or those that have no record."""
     for seed in seeds(env, what):
         plan = best_plan(env, what, seed)
-        if not (missing and is_stored(plan)):
-            store(plan, train(plan, folder))
+        require_tuned(env, what if is_tuned(what) else plan.algo)
+        if missing and is_stored(plan):
+            continue
+        run = folder / plan.name
+        try:
+            train(plan, folder)
+        except subprocess.CalledProcessError:
+            if not has_diverged(run):
+                raise
+        store(plan, run)
 
 
 def main() -> None:
@@ -632,6 +686,8 @@ def main() -> None:
     parser.add_argument("--trials", action="store_true", help="only the trials")
     asked = parser.parse_args()
     ALSO.extend(asked.also)
+    if changed := changed_code():
+        raise SystemExit(f"commit first, so that the records name their code:\n{changed}")
     folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     others = (*MEASURED_CONTROLS.get(asked.env, ()), *ABLATIONS.get(asked.env, ()))

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_cli.config.compose import compose
 from bench import results
-from bench.results import COMPARISONS, Plan, at_rate, at_size, best_plan, next_rate
+from bench.results import COMPARISONS, GRID, SIZES, Plan, at_rate, at_size, best_plan, next_value
 from tests.builders.runs import trained
 
 
@@ -22,6 +22,7 @@ from tests.builders.runs import trained
 def test_every_plan_composes_and_has_its_start(env: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "is_tuned", lambda what: False)  # without trials of SFT
     names = (*COMPARISONS[env].names, *results.ABLATIONS.get(env, ()))
+    names += results.MEASURED_CONTROLS.get(env, ())
     for what in names:
         plan = Plan(env, what, 5)
         config = compose([*plan.settings(), "runs=x"])
@@ -39,18 +40,19 @@ def test_other_rates_keep_their_ratio():
     assert changes["algo.optimizer.head_lr"] / 3e-5 == pytest.approx(head / body, rel=0.05)
 
 
-def test_rates_are_extended_at_the_edge():
-    assert next_rate({3e-5: 0.1, 1e-4: 0.2, 3e-4: 0.3}) == 1e-3
-    assert next_rate({3e-5: 0.4, 1e-4: 0.2, 3e-4: 0.3}) == 1e-5
-    assert next_rate({3e-5: 0.1, 1e-4: 0.5, 3e-4: 0.3}) is None
-    assert next_rate({1e-6: 0.9, 3e-6: 0.2}) is None  # the end of the grid
+def test_values_are_extended_at_the_edge():
+    assert next_value({3e-5: 0.1, 1e-4: 0.2, 3e-4: 0.3}, GRID) == 1e-3
+    assert next_value({3e-5: 0.4, 1e-4: 0.2, 3e-4: 0.3}, GRID) == 1e-5
+    assert next_value({3e-5: 0.1, 1e-4: 0.5, 3e-4: 0.3}, GRID) is None
+    assert next_value({1e-6: 0.9, 3e-6: 0.2}, GRID) is None  # the end of the grid
+    assert next_value({0.5: 0.3, 1.0: 0.2, 2.0: 0.1}, SIZES) == 0.25
 
 
 def success(plan: Plan, step: int) -> float:
-    """Learning is best at rate 1e-3 with a large step, and is over after 12 updates."""
+    """Learning is best at rate 1e-3 with steps of 6,000 tokens, and is over after 12 updates."""
     changes = dict(plan.changes)
     worse = abs(changes["algo.optimizer.lr"] - 1e-3) * 100
-    worse += 0.1 * (changes.get("algo.minibatch_tokens", 0) < 1000)
+    worse += abs(changes.get("algo.minibatch_tokens", 1500) - 6000) / 1e5
     return 0.9 - worse - 0.01 * abs(step - 12)
 
 
@@ -64,11 +66,11 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
         rows = [{"step": step, "eval/val_success": success(plan, step)} for step in steps]
         run = folder / plan.name
         run.mkdir(exist_ok=True)
-        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run / "meta.json").write_text(json.dumps({"git": {"commit": results.commit()}}))
         if plan.trial == "rate_0.003":
             (run / "failed-batch.json").touch()
             raise CalledProcessError(1, "agentrl")
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return run
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
@@ -76,17 +78,17 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(results, "fingerprint", repr)  # without composing
     results.tune("twentyq", "grpo", tmp_path, missing=False)
     rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
-    assert done == [*rates, "size_0.5", "size_2", "long"]
+    assert done == [*rates, "size_0.5", "size_2", "size_4", "size_8", "long"]
     stored = results.load("twentyq_trials.json")
     assert [row["val"] for row in stored if row["trial"] == "rate_0.003"] == [0.0]  # it diverged
     results.tune("twentyq", "grpo", tmp_path, missing=True)
-    assert len(done) == 8 and results.load("twentyq_trials.json") == stored
+    assert len(done) == 10 and results.load("twentyq_trials.json") == stored
     old = [stored[1] | {"commit": "0"}, stored[2] | {"trial": "rate_1", "val": 1.0}]
     (tmp_path / "twentyq_trials.json").write_text(json.dumps([*old, *stored[2:]]))
     results.tune("twentyq", "grpo", tmp_path, missing=True)
-    assert done[8:] == rates[:2] and results.load("twentyq_trials.json") == stored
+    assert done[10:] == rates[:2] and results.load("twentyq_trials.json") == stored
     chosen = dict(best_plan("twentyq", "grpo", 0).changes)
-    assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 3000, "steps": 12}
+    assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 6000, "steps": 12}
     assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
     assert not best_plan("twentyq", "rft", 0).changes
 
@@ -115,6 +117,34 @@ def test_controls_are_compared_after_as_many_updates(
     short = results.records(Plan("twentyq", "rft", 0), run.folder)[0]["short"]
     first = next(row for row in results.read(run.folder)[1] if row["step"] == 1)
     assert short["final"] == first["eval/test_success"] and short["steps"] == 1
+    (run.folder / "failed-batch.json").touch()  # as if it had diverged
+    lost = results.records(Plan("twentyq", "rft", 0), run.folder)[0]
+    assert lost["final"] == 0 and lost["final_by_task"] == "0 0 0" and lost["failed"]
+
+
+def test_seed_that_diverges_counts_and_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stored = []
+
+    def train(plan: Plan, folder: Path) -> Path:
+        (folder / plan.name).mkdir()
+        if plan.seed == 0:
+            (folder / plan.name / "failed-batch.json").touch()
+        if plan.seed != 1:
+            raise CalledProcessError(1, "agentrl")
+        return folder / plan.name
+
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "train", train)
+    monkeypatch.setattr(results, "store", lambda plan, run: stored.append(plan.seed))
+    with pytest.raises(SystemExit, match="trials of grpo in wiki are not done"):
+        results.compare("wiki", "grpo", tmp_path, missing=False)
+    row = results.named(Plan("wiki", "grpo", 20)) | {"trial": "long", "step": 6, "val": 0.5}
+    (tmp_path / "wiki_trials.json").write_text(json.dumps([row | {"changes": {"steps": 48}}]))
+    with pytest.raises(CalledProcessError):  # of seed 2, for another reason
+        results.compare("wiki", "grpo", tmp_path, missing=False)
+    assert stored == [0, 1]
 
 
 def test_shortest_of_equally_good_horizons_is_chosen():
@@ -138,7 +168,7 @@ def test_records_of_other_commits_are_repeated(tmp_path: Path, monkeypatch: pyte
 
 def test_untuned_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    with pytest.raises(SystemExit, match="sft, whose trials"):
+    with pytest.raises(SystemExit, match="trials of sft in wiki are not done"):
         _ = Plan("wiki", "dpo", 1).start
 
 
@@ -208,9 +238,10 @@ def test_run_with_other_settings_is_not_taken(tmp_path: Path):
         results.train(plan, tmp_path)
     note.write_text(results.fingerprint(plan))
     assert results.train(plan, tmp_path) == run
-    (run / "meta.json").write_text(json.dumps(meta | {"git": {"commit": "0"}}))
-    with pytest.raises(SystemExit, match="of commit 0"):
-        results.train(plan, tmp_path)
+    for other in ({"git": {"commit": "0"}}, {"resumed": [{"git": {"commit": "0"}}]}):
+        (run / "meta.json").write_text(json.dumps(meta | other))
+        with pytest.raises(SystemExit, match="of commit 0"):
+            results.train(plan, tmp_path)
     with pytest.raises(SystemExit):
         results.train(Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 3e-3),)), tmp_path)
 

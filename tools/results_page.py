@@ -22,7 +22,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
-from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, horizons
+from bench.results import (
+    ABLATIONS,
+    CONTROLS,
+    EQUAL_INFORMATION,
+    OWN_PLAY,
+    PLAYERS,
+    TRIAL_STEPS,
+    horizons,
+)
 
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -53,7 +61,7 @@ BASELINES = ("grpo", "rft")
 ONLY_IN_FINDINGS = ("guard_", "tot_", "drift_steps")  # figures of critics.json without a row
 TRIALS_TEXT = (
     "Trials: success on `val` in percent after 12 updates with seed 10, by learning rate, and with "
-    "half the tokens per optimizer step at the best rate."
+    "half the tokens per optimizer step (× 0.5) at the best rate."
 )
 MIN_TASKS = 10  # for an interval over tasks
 WIDTH = 120
@@ -121,12 +129,14 @@ def markdown(header: str, cells: Iterable[Sequence[str]]) -> str:
 # tables
 
 
-def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
+def learning(
+    rows: Sequence[Row], wanted: Callable[[Row], bool], baselines: Sequence[str] = BASELINES
+) -> str:
     """Return the table of the wanted configurations, the largest gain first."""
     trained = {name_of(runs): runs for runs in configurations(rows, "train")}
     chosen = [runs for runs in configurations(rows) if wanted(runs[0])]
     if all("final_by_task" in row for runs in chosen for row in runs):
-        return paired_learning(rows, chosen)
+        return paired_learning(rows, chosen, baselines)
     cells = []
     for runs in sorted(chosen, key=lambda runs: -fmean(gains(runs))):
         finals = [f"{share(r['final'])} [{share(r['low'])}, {share(r['high'])}]" for r in runs]
@@ -140,9 +150,10 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
     return markdown(header, cells)
 
 
-def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs]) -> str:
+def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequence[str]) -> str:
     """Return the table of configurations with intervals over tasks and seeds, and with their
-    differences from each baseline, the highest success first."""
+    differences from each baseline, the highest success first. The seconds are those of a run and of
+    the run that it starts from."""
     every = {name_of(runs): runs for runs in configurations(rows)}
     trained = {name_of(runs): runs for runs in configurations(rows, "train")}
     cells = []
@@ -150,7 +161,7 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs]) -> str:
         ours, name = by_task(runs, "final"), name_of(runs)
         others = [by_task(runs, "base")]
         others += [
-            by_task(every[b], "final") if b in every and b != name else {} for b in BASELINES
+            by_task(every[b], "final") if b in every and b != name else {} for b in baselines
         ]
         found = [seeds.paired_difference(ours, other) for other in others]
         success = seeds.mean_success([*ours.values()])
@@ -158,12 +169,13 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs]) -> str:
             name, str(len(runs)), f"{mean(runs, 'steps'):.0f}", f"{mean(runs, 'episodes'):,.0f}",
             share(mean(runs, "base")), with_interval(success, share),
             *(with_interval(difference, points) for difference in found),
-            share(mean(trained[name], "final")) if name in trained else "",
-            f"{mean(runs, 'seconds'):,.0f}",
+            *([share(mean(trained[name], "final")) if name in trained else ""] if trained else []),
+            f"{fmean(row['seconds'] + row.get('start_seconds', 0) for row in runs):,.0f}",
         ])  # fmt: skip
-    less = " | ".join(f"less {name}" for name in BASELINES)
-    header = f"seeds | updates | episodes | start, % | final, % | gain, points | {less}"
-    return markdown(f"algorithm | {header} | train split, % | seconds", cells)
+    less = [f"less {name}" for name in baselines]
+    header = ["algorithm", "seeds", "updates", "episodes", "start, %", "final, %", "gain, points"]
+    header += [*less, *(["train split, %"] if trained else []), "seconds"]
+    return markdown(" | ".join(header), cells)
 
 
 def by_task(runs: Runs, end: str) -> dict[int, seeds.Outcomes]:
@@ -188,21 +200,29 @@ def env_learning(env: str) -> str:
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{env}.svg)"
     parts, rows = [picture], load(env)
-    early = [after_short_training(row) for row in rows if "short" in row]
-    rows += early
+    early = [after_short_training(row) for row in rows if has_short_training(row)]
+    own = tuple({name_of([row]) for row in early})
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
+    if any(_spoils(row) for row in rows):
+        parts += ["Controls:", learning([*rows, *early], _spoils, (*own, "grpo"))]
     if env in ABLATIONS:
         ablated = [*load(f"{env}_ablations"), *early]
-        parts += [ABLATED, learning(ablated, lambda row: True)]
+        parts += [ABLATED, learning(ablated, lambda row: True, own)]
     return "\n\n".join(parts)
+
+
+def has_short_training(row: Row) -> bool:
+    """Return whether a record has NLAC's success after as many updates as its ablations have."""
+    few = "final_by_task" in row and row["steps"] <= TRIAL_STEPS
+    return row["algo"] == "nlac" and not row["variant"] and (few or "short" in row)
 
 
 def after_short_training(row: Row) -> Row:
     """Return the record of NLAC after as many updates as its ablations and controls have."""
-    short = row["short"]
-    return row | short | {"variant": f"{row['algo']}_{short['steps']}_updates"}
+    short = row | row.get("short", {})
+    return short | {"variant": f"{row['algo']}_{short['steps']}_updates"}
 
 
 def pretrained(env: str) -> str:
@@ -259,8 +279,8 @@ def trials(env: str) -> str:
     rows, cells = load(f"{env}_trials"), []
     rates = sorted({float(row["trial"][5:]) for row in rows if row["trial"].startswith("rate_")})
     columns = {f"rate_{rate:g}": f"{rate:g}" for rate in rates}
-    columns |= {"size_0.5": "half step", "size_2": "double"}
-    columns = {name: text for name, text in columns.items() if name in {r["trial"] for r in rows}}
+    sizes = sorted({float(row["trial"][5:]) for row in rows if row["trial"].startswith("size_")})
+    columns |= {f"size_{size:g}": f"step × {size:g}" for size in sizes}
     has_long = any(row["trial"] == "long" for row in rows)
     for what in dict.fromkeys(row["variant"] or row["algo"] for row in rows):
         own = [row for row in rows if (row["variant"] or row["algo"]) == what]
@@ -277,11 +297,12 @@ def trials(env: str) -> str:
 
 def trial_tables() -> str:
     """Return the trials for the next comparison in each environment that has any."""
-    return "\n\n".join(
+    tables = [
         f"On {name}:\n\n{trials(env)}"
         for env, name in ENVIRONMENTS.items()
         if (RECORDS / f"{env}_trials.json").exists()
-    )
+    ]
+    return "\n\n".join(tables or ["None has been run."])
 
 
 def critic_quality() -> str:
@@ -426,13 +447,13 @@ def _studies(row: Row) -> bool:
 
 
 def _spoils(row: Row) -> bool:  # or is NLAC after as many updates
-    return row["variant"] in (*CONTROLS, OWN_PLAY) or row["variant"].endswith("_updates")
+    controls = (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION)
+    return row["variant"] in controls or row["variant"].endswith("_updates")
 
 
 SHOWN = (
     ("By play, from the base:", lambda row: not _studies(row) and not _spoils(row)),
     ("From demonstrations of the expert, and on from that SFT:", _studies),
-    ("Controls:", _spoils),
 )
 
 
