@@ -1,8 +1,8 @@
 """Draw the figures in docs/images/ from the records in docs/results (`make pictures`).
 
-`gains` shows the gain in test success of each method, `curves_ENV` success against episodes and
-seconds, `smollm2` the success of each run of SmolLM2 before and after training, `trl_learning` the
-mean reward of GRPO in TRL and here.
+`success` shows the test success of each method, `curves_ENV` success against episodes and seconds,
+`smollm2` the success of each run of SmolLM2 before and after training, `trl_learning` the mean
+reward of GRPO in TRL and here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,27 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.core.statistics import student
+from agentrl_cli.core.statistics import Interval, student
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
-from agentrl_cli.report.seeds import moving_average
+from agentrl_cli.report.seeds import mean_success, moving_average
 from bench.results import PLAYERS
-from tools.results_page import ENVIRONMENTS, MIN_TASKS, PRETRAINED, Row, configurations, gains, load
+from tools.results_page import (
+    ENVIRONMENTS,
+    MIN_TASKS,
+    PRETRAINED,
+    Row,
+    by_task,
+    configurations,
+    load,
+    mean,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PALE, GOOD, CRITIC = "#6b7780", "#00795a", "#0060a0"
-METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom to top
+METHODS = {  # algorithm and variant: label and colour, from bottom to top
     ("nlac", "nlac_paper"): ("NLAC, paper's rule", PALE),
     ("archer_small", ""): ("ArCHer, small", PALE),
     ("grpo", ""): ("GRPO", PALE),
@@ -38,7 +47,8 @@ METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom t
     ("self_ac", ""): ("Self-AC", GOOD),
     ("nlac", ""): ("NLAC", CRITIC),
 }
-STUDENTS = {
+STUDENTS = {  # of demonstrations
+    ("sft", ""): ("SFT", PALE),
     ("stepagent_inverse", ""): ("StepAgent, inverse", GOOD),
     ("stepagent_implicit", ""): ("StepAgent, implicit", GOOD),
 }
@@ -59,7 +69,7 @@ def panel(rows: Sequence[Row], axis: str) -> Panel:
 
 
 def figures() -> dict[str, str]:
-    """Return the figures as SVG by name: gains, TRL, and the curves of each environment."""
+    """Return the figures as SVG by name."""
     curves = {
         f"curves_{env}": [panel(load(f"{env}_curves"), axis) for axis in ("episodes", "seconds")]
         for env in ENVIRONMENTS
@@ -72,7 +82,7 @@ def figures() -> dict[str, str]:
         for env, title in PRETRAINED.items()
     }
     drawn["smollm2"] = svg(draw_runs, {title: rows for title, rows in pretrained.items() if rows})
-    return drawn | {"gains": svg(draw_gains, learning)}
+    return drawn | {"success": svg(draw_success, learning)}
 
 
 def same_task() -> Panel:
@@ -93,26 +103,41 @@ def averages(rewards: Sequence[float]) -> list[float]:
     return moving_average(rewards, 4)[3:]
 
 
-def draw_gains(environments: dict[str, list[Row]]) -> Figure:
-    """Draw the mean gain of each method with its 95 % interval by Student's t over seeds."""
+def draw_success(environments: dict[str, list[Row]]) -> Figure:
+    """Draw the mean success of each method on test tasks with its 95 % interval. A line shows the
+    success of the initial model; methods that learn from demonstrations stand below the others."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2, 7.6), layout="constrained")
-    axes = list(figure.subplots(len(environments), 1, sharex=True).flat)
+    figure = Figure(figsize=(7.2, 6.0), layout="constrained")
+    axes = list(figure.subplots(-(-len(environments) // 2), 2, sharex=True).flat)
     for axis, (title, rows) in zip(axes, environments.items(), strict=True):
         found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
-        for y, (method, (_, colour)) in enumerate(METHODS.items()):
-            points = [100 * gain for gain in gains(found[method])]
-            error = student(len(points) - 1) * stdev(points) / math.sqrt(len(points))
-            axis.errorbar(fmean(points), y, xerr=error, fmt="o", ms=5, color=colour, lw=1.6)
-        axis.set_yticks(range(len(METHODS)), [label for label, _ in METHODS.values()])
+        methods = {key: shown for key, shown in (STUDENTS | METHODS).items() if key in found}
+        for y, (method, (_, colour)) in enumerate(methods.items()):
+            shown = success_of(found[method])
+            ends = [[100 * (shown.mean - shown.low)], [100 * (shown.high - shown.mean)]]
+            axis.errorbar(100 * shown.mean, y, xerr=ends, fmt="o", ms=4.5, color=colour, lw=1.6)
+        students = sum(key in found for key in STUDENTS)
+        axis.axhline(students - 0.5, color=GREY, lw=0.6, ls=":")
+        axis.axvline(100 * mean(found[("grpo", "")], "base"), color=GREY, lw=0.8)
+        axis.set_yticks(range(len(methods)), [label for label, _ in methods.values()])
         axis.set_title(title, loc="left", fontweight="bold")
-        axis.axvline(0, color=GREY, lw=0.8)
         axis.spines["left"].set_visible(False)
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="y", visible=False)
-    axes[-1].set_xlabel("gain in test success, points\n(mean over seeds, 95 % interval)")
+    for axis in axes[-2:]:
+        axis.set_xlabel("success on test tasks, %")
     return figure
+
+
+def success_of(runs: list[Row]) -> Interval:
+    """Return the mean success of runs with its interval over seeds and tasks, or over seeds alone
+    if the success of each task is not stored."""
+    if all("final_by_task" in row for row in runs):
+        return mean_success([*by_task(runs, "final").values()])
+    finals = [row["final"] for row in runs]
+    error = student(len(finals) - 1) * stdev(finals) / math.sqrt(len(finals))
+    return Interval(fmean(finals), max(0.0, fmean(finals) - error), min(1.0, fmean(finals) + error))
 
 
 def draw_runs(environments: dict[str, list[Row]]) -> Figure:
@@ -123,7 +148,7 @@ def draw_runs(environments: dict[str, list[Row]]) -> Figure:
     figure = Figure(figsize=(4.2, 2.8 * len(environments)), layout="constrained")
     axes = figure.subplots(len(environments), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (title, rows) in zip(axes, environments.items(), strict=True):
-        known = {(row["algo"], row["variant"]) for row in rows}
+        known = {(row["algo"], row["variant"]) for row in rows if row["init"] != "base"}
         methods = {key: shown for key, shown in (STUDENTS | METHODS).items() if key in known}
         for y, (method, (_, colour)) in enumerate(methods.items()):
             runs = [row for row in rows if (row["algo"], row["variant"]) == method]
