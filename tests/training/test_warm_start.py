@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core import files
 from agentrl_cli.runs.run import Run
+from agentrl_cli.training.build import build_parts
+from agentrl_cli.training.loop import update
 from tests.builders.command_line import agentrl
 from tests.builders.errors import user_error
 from tests.builders.runs import folders, settings, trained
@@ -48,6 +51,18 @@ def test_offline_uses_only_earlier_episodes(played: Path):
     rows = Run(played / "runs" / "offline").metrics()
     assert all("episodes/count" not in row for row in rows)
     assert any("policy/loss" in row or "successor/loss" in row for row in rows)
+
+
+def test_offline_update_begins_without_caches(played: Path, monkeypatch: pytest.MonkeyPatch):
+    buffer = f"data.buffer={played / 'runs' / 'first'}"
+    more = settings(played, "nlac", "offline-parts", buffer, "data.offline=true")
+    parts = build_parts(compose_checked(more, folders(played)), None)
+    cleared: list[int] = []
+    monkeypatch.setattr(parts.generator, "clear", lambda: cleared.append(parts.step))
+    assert not parts.plays
+    for _ in range(2):
+        update(parts)
+    assert cleared == [0, 1]  # as in a run that is resumed in between
 
 
 def test_mixed_it_learns_from_both(played: Path):
