@@ -57,6 +57,7 @@ COMPARED = (
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
+SECOND_BASE = "By play, from a second initial model that was trained with another seed:"
 BASELINES = ("grpo", "rft")
 ONLY_IN_FINDINGS = ("guard_", "tot_", "drift_steps")  # figures of critics.json without a row
 TRIALS_TEXT = (
@@ -205,6 +206,8 @@ def env_learning(env: str) -> str:
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
+    if (RECORDS / f"{env}_base2.json").exists():
+        parts += [SECOND_BASE, learning(load(f"{env}_base2"), lambda row: True)]
     if any(_spoils(row) for row in rows):
         parts += ["Controls:", learning([*rows, *early], _spoils, (*own, "grpo"))]
     if env in ABLATIONS:
