@@ -8,12 +8,15 @@ Every algorithm gets the same:
    main rate; critics and discriminators of other methods keep their rate. A trial that diverges has
    success 0.
 2. A longer run with the best settings. `val` chooses after how many updates to stop: the smallest
-   number whose success is within 2 points of the best.
+   number whose success is within 2 points of the best. If that is before the end, a second run has
+   the next lower rate, and the better of both is taken: short trials can choose rates that are too
+   high.
 3. Runs with these settings and the seeds of the comparison, judged on the split `test`. One that
    diverges has success 0.
 
-The exception is `archer`, whose first 20 updates train its critic alone: its trials have 32
-updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
+Two algorithms differ. The first 20 updates of `archer` train its critic alone, so its trials have
+32 updates. It learns only where COMPARISONS names it, because it takes ten times as long as others.
+An update of `sft` is a pass over all demonstrations, so its longer run has 24.
 Ablations and controls have the settings of their algorithm. Those of NLAC stop after 12 updates,
 where NLAC is evaluated, too. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
@@ -66,7 +69,13 @@ CONTROLS = (
 OWN_PLAY = "own_play"  # SFT on its own unfiltered episodes, a control that must not improve
 # what NLAC and GRPO know alike: NLAC without the hint after a lost game, GRPO with it as reward
 EQUAL_INFORMATION = ("plain_farewell", "graded_reward")
-MEASURED_CONTROLS = {"arithmetic": CONTROLS, "twentyq": (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION)}
+# and NLAC without the right answer after a wrong one, GRPO and RFT with NLAC's first forecasts
+PLAIN_ANSWER, FORECASTS = "nlac-plain_answer", ("grpo-frozen_forecast", "rft-frozen_forecast")
+MEASURED_CONTROLS = {
+    "arithmetic": (*CONTROLS, PLAIN_ANSWER, *FORECASTS),
+    "twentyq": (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION, *FORECASTS),
+    "tau_mini": ("frozen_critic",), "wiki": ("frozen_critic",),
+}  # fmt: skip
 ABLATIONS = {
     "arithmetic": (
         "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8",
@@ -90,7 +99,8 @@ STEP_SIZE = {
     "archer": "algo.actor_states",
 }  # fmt: skip
 TRIAL_STEPS, ARCHER_STEPS = 12, 32
-HORIZONS = {"archer": (24, 48)}
+HORIZONS = {"archer": (24, 48), "sft": (3, 6, 12, 24)}
+LONG_RUNS = ("long", "long_lower")  # the second with the next lower rate
 NEAR_BEST = 0.02  # success on `val`, about the deviation of an evaluation with VAL_EPISODES
 HEADLINE = ("nlac", "self_ac", "grpo", "rft", "sft", "stepagent_implicit", "stepagent_inverse")
 MAIN = (*HEADLINE, "ppo")  # where the others are not compared, to save time
@@ -165,7 +175,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of a comparison, or a trial. `what` is an algorithm or an ablation."""
+    """A run of a comparison, or a trial. `what` is an algorithm, a preset or ALGO-ABLATION."""
 
     env: str
     what: str
@@ -184,7 +194,8 @@ class Plan:
         preset = f"{recipe}_{self.what}"
         if preset in PRESETS and not self.what.startswith("archer"):  # that name was archer_small
             return dict(text.split("=") for text in preset_overrides(preset))
-        return {"recipe": recipe, "algo": self.what}
+        algo, _, ablation = self.what.partition("-")
+        return {"recipe": recipe, "algo": algo} | ({"ablation": ablation} if ablation else {})
 
     @property
     def algo(self) -> str:
@@ -216,7 +227,8 @@ class Plan:
         ]  # fmt: skip
         if self.algo == "nlac":
             judged.append("algo.diagnostics.num_states=0")
-        always = [f"seed={self.seed}", "hardware.threads=1", "eval.greedy=false"]
+        greedy = bool(COMPARISONS[self.env].steps) and not self.trial
+        always = [f"seed={self.seed}", "hardware.threads=1", f"eval.greedy={greedy}".lower()]
         return [*options, *always, *(judged if self.trial else ()), *changes]
 
     @property
@@ -339,7 +351,11 @@ class Tuning:
         self.search({1.0: rates[best]} | tried, SIZES, of)
         if steps := horizons(self.env, self.plan.algo):
             longest = {"steps": max(steps), "eval_every": min(steps)}
-            self.judge("long", best_trial(self.rows)["changes"] | longest)
+            changes = best_trial(self.rows)["changes"] | longest
+            self.judge("long", changes)
+            lower = GRID[max(0, GRID.index(best) - 1)]
+            if lower < best and horizon(better_long_run(self.rows, steps)) < max(steps):
+                self.judge("long_lower", changes | at_rate(self.plan, lower))
         write(f"{self.env}_trials.json", self.rows)  # without those that were not visited
 
     def search(
@@ -382,7 +398,10 @@ def judged(plan: Plan, folder: Path) -> Rows:
 
 def has_diverged(run: Path) -> bool:
     """Return whether a run that failed had numbers that were not finite."""
-    return (run / "failed-batch.json").exists()
+    if (run / "failed-batch.json").exists():
+        return True
+    meta = run / "meta.json"
+    return meta.exists() and "not finite" in (json.loads(meta.read_text()).get("error") or "")
 
 
 def evaluated(run: Path) -> Rows:
@@ -402,14 +421,21 @@ def next_value(success: dict[float, float], grid: Sequence[float]) -> float | No
 
 def best_trial(rows: Rows) -> dict[str, Any]:
     """Return the last evaluation of the trial whose success is the highest."""
-    last = {row["trial"]: row for row in rows if row["trial"] != "long"}
+    last = {row["trial"]: row for row in rows if row["trial"] not in LONG_RUNS}
     return max(last.values(), key=lambda row: row["val"])
+
+
+def better_long_run(rows: Rows, steps: Sequence[int]) -> Rows:
+    """Return the evaluations after `steps` updates of the long run whose success is the highest."""
+    runs = [[r for r in rows if r["trial"] == name and r["step"] in steps] for name in LONG_RUNS]
+    return max(runs, key=lambda run: max((row["val"] for row in run), default=-1.0))
 
 
 def trials(env: str, what: str) -> Rows:
     """Return the stored trials of an algorithm."""
-    rows = load(f"{COMPARISONS[env].of or env}_trials.json")
-    return [row for row in rows if (row["variant"] or row["algo"]) == what]
+    rows, seed = load(f"{COMPARISONS[env].of or env}_trials.json"), COMPARISONS[env].trial_seed
+    own = [row for row in rows if row["seed"] == seed]
+    return [row for row in own if (row["variant"] or row["algo"]) == what]
 
 
 def require_tuned(env: str, what: str) -> None:
@@ -428,7 +454,7 @@ def best_plan(env: str, what: str, seed: int) -> Plan:
     for name in (what, plan.algo):
         if rows := trials(env, name):
             steps = horizons(env, plan.algo)
-            long = [row for row in rows if row["trial"] == "long" and row["step"] in steps]
+            long = better_long_run(rows, steps)
             changes = long[0]["changes"] if long else best_trial(rows)["changes"]
             changes = {key: value for key, value in changes.items() if key != "eval_every"}
             if long:
@@ -465,7 +491,7 @@ def read(run: Path) -> tuple[dict[str, Any], Rows, Rows]:
 
 def named(plan: Plan) -> dict[str, Any]:
     """Return what tells the records of a plan from others."""
-    variant = plan.what if plan.what != plan.algo else ""
+    variant = plan.what.removeprefix(f"{plan.algo}-") if plan.what != plan.algo else ""
     return {"env": plan.env, "algo": plan.algo, "variant": variant, "seed": plan.seed}
 
 
@@ -487,12 +513,15 @@ def records(plan: Plan, run: Path) -> Rows:
     if has_diverged(run):
         nothing = " ".join("0" for _ in rows[0]["base_by_task"].split())
         for row in rows:
-            row |= {"final": 0.0, "low": 0.0, "high": 0.0, "failed": True}
+            row |= {"final": 0.0, "low": 0.0, "high": 0.0, "final_greedy": 0.0, "failed": True}
         rows[0] |= {"final_by_task": nothing}
-    if short := [row for row in evaluations[1:-1] if row["step"] == TRIAL_STEPS]:
-        rows[0]["short"] = cost(meta, updates[:TRIAL_STEPS]) | {
-            "final": short[0]["eval/test_success"], "final_by_task": by_task(run, TRIAL_STEPS),
-        }  # fmt: skip
+    if early := [row for row in evaluations[1:-1] if row["step"] == TRIAL_STEPS]:
+        for row in rows:
+            row["short"] = cost(meta, updates[:TRIAL_STEPS]) | {
+                "final": early[0][f"eval/{row['split']}_success"],
+                "final_greedy": early[0].get(f"eval/{row['split']}_greedy_success"),
+            }
+        rows[0]["short"]["final_by_task"] = by_task(run, TRIAL_STEPS)
     return rows
 
 
@@ -559,6 +588,8 @@ def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any])
             "final": last[f"eval/{split}_success"],
             "low": last[f"eval/{split}_success_low"],
             "high": last[f"eval/{split}_success_high"],
+            "base_greedy": base.get(f"eval/{split}_greedy_success"),
+            "final_greedy": last.get(f"eval/{split}_greedy_success"),
         }
         for split in ("test", "train")
         if f"eval/{split}_success" in last

@@ -13,7 +13,17 @@ import pytest
 
 from agentrl_cli.config.compose import compose
 from bench import results
-from bench.results import COMPARISONS, GRID, SIZES, Plan, at_rate, at_size, best_plan, next_value
+from bench.results import (
+    COMPARISONS,
+    GRID,
+    LONG_RUNS,
+    SIZES,
+    Plan,
+    at_rate,
+    at_size,
+    best_plan,
+    next_value,
+)
 from tests.builders.runs import trained
 
 
@@ -62,7 +72,7 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     def train(plan: Plan, folder: Path) -> Path:
         changes: dict[str, Any] = dict(plan.changes)
         done.append(plan.trial)
-        steps = [6, 12, 18, 24, 30, 36, 42, 48] if changes["steps"] == 48 else [changes["steps"]]
+        steps = [*range(6, 49, 6)] if changes["steps"] == 48 else [changes["steps"]]
         rows = [{"step": step, "eval/val_success": success(plan, step)} for step in steps]
         run = folder / plan.name
         run.mkdir(exist_ok=True)
@@ -78,26 +88,35 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(results, "fingerprint", repr)  # without composing
     results.tune("twentyq", "grpo", tmp_path, missing=False)
     rates = ["rate_3e-05", "rate_0.0001", "rate_0.0003", "rate_0.001", "rate_0.003"]
-    assert done == [*rates, "size_0.5", "size_2", "size_4", "size_8", "long"]
+    assert done == [*rates, "size_0.5", "size_2", "size_4", "size_8", *LONG_RUNS]
     stored = results.load("twentyq_trials.json")
     assert [row["val"] for row in stored if row["trial"] == "rate_0.003"] == [0.0]  # it diverged
     results.tune("twentyq", "grpo", tmp_path, missing=True)
-    assert len(done) == 10 and results.load("twentyq_trials.json") == stored
+    assert len(done) == 11 and results.load("twentyq_trials.json") == stored
     old = [stored[1] | {"commit": "0"}, stored[2] | {"trial": "rate_1", "val": 1.0}]
     (tmp_path / "twentyq_trials.json").write_text(json.dumps([*old, *stored[2:]]))
     results.tune("twentyq", "grpo", tmp_path, missing=True)
-    assert done[10:] == rates[:2] and results.load("twentyq_trials.json") == stored
+    assert done[11:] == rates[:2] and results.load("twentyq_trials.json") == stored
     chosen = dict(best_plan("twentyq", "grpo", 0).changes)
     assert chosen == {"algo.optimizer.lr": 1e-3, "algo.minibatch_tokens": 6000, "steps": 12}
     assert dict(best_plan("twentyq", "graded_reward", 0).changes) == chosen  # an ablation of grpo
     assert not best_plan("twentyq", "rft", 0).changes
+    control = best_plan("twentyq", "grpo-frozen_forecast", 0)
+    assert dict(control.changes) == chosen and control.algo == "grpo"
+    assert results.named(control)["variant"] == "frozen_forecast"
+    lower = [row | {"val": 1.0} for row in stored if row["trial"] == "long_lower"]
+    stored = [row for row in stored if row["trial"] != "long_lower"]
+    old = [row | {"seed": 10, "val": 2.0} for row in stored]  # of another trial seed
+    (tmp_path / "twentyq_trials.json").write_text(json.dumps([*old, *stored, *lower]))
+    changes = dict(best_plan("twentyq", "grpo", 0).changes)
+    assert changes["algo.optimizer.lr"] == 3e-4 and changes["steps"] == 6
 
 
 def test_controls_are_compared_after_as_many_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    named = results.named(Plan("arithmetic", "nlac", 10))
+    named = results.named(Plan("arithmetic", "nlac", 20))
     changes = {"algo.optimizer.lr": 1e-3, "steps": 48, "eval_every": 6}
     rows = [
         named | {"trial": "long", "changes": changes, "step": step, "val": step / 48}
@@ -203,9 +222,9 @@ def test_second_base_takes_settings_of_the_first(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(results.subprocess, "run", ended)
     with pytest.raises(SystemExit, match="no complete trials in twentyq"):
         results.tune("twentyq_base2", "grpo", tmp_path, missing=False)
-    row = results.named(Plan("twentyq", "grpo", 10)) | {"trial": "long", "step": 24, "val": 0.5}
+    row = results.named(Plan("twentyq", "grpo", 20)) | {"trial": "long", "step": 24, "val": 0.5}
     row |= {"changes": {"algo.optimizer.lr": 3e-3, "steps": 48, "eval_every": 6}}
-    sft = row | results.named(Plan("twentyq", "sft", 10))
+    sft = row | results.named(Plan("twentyq", "sft", 20))
     (tmp_path / "twentyq_trials.json").write_text(json.dumps([row, sft]))
     results.tune("twentyq_base2", "grpo", tmp_path, missing=False)  # has no trials of its own
     with pytest.raises(SystemExit, match="is missing or not done"):
@@ -248,7 +267,7 @@ def test_run_with_other_settings_is_not_taken(tmp_path: Path):
 
 def test_start_has_its_best_settings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 10, "trial": "long",
+    row = {"env": "wiki", "algo": "sft", "variant": "", "seed": 20, "trial": "long",
            "changes": {"algo.optimizer.lr": 1e-3, "steps": 48, "eval_every": 6}, "step": 24,
            "val": 0.5}  # fmt: skip
     (tmp_path / "wiki_trials.json").write_text(json.dumps([row]))

@@ -113,7 +113,14 @@ def test_differences_are_paired_by_task_and_seed():
     assert nlac[6].startswith("+28.3 [") and nlac[8] == nlac[6]  # rft ends where all began
     low, high = numbers(f"||{nlac[7]}")[1:]  # ten points in each task and seed
     assert nlac[7].startswith("+10.0 [") and high - low > 40  # equal values of three tasks
-    assert theirs[7] == "" and theirs[8].startswith("+18.3 [")
+    assert theirs[7] == "" and theirs[8].startswith("+18.3 [") and theirs[9] == ""  # not greedy
+    trained = [row | {"split": "train", "final": row["final"] + row["seed"] / 10} for row in every]
+    greedy = [row | {"base_greedy": 0.4, "final_greedy": 0.7} for row in every]
+    table = results_page.learning([*greedy, *trained], lambda row: row["algo"] == "nlac")
+    assert " | 40.0 → 70.0 | 60 |" in table
+    (line,) = (line for line in table.splitlines() if line.startswith("| nlac | 30.0 |"))
+    # success 60.0 and 66.7 %, 10 points more than grpo in both seeds, 30.0 and 26.7 than rft
+    assert "| 63.3 [21.0, 100.0] | +10.0 [+10.0, +10.0] | +28.3 [+7.2, +49.5] |" in line
 
 
 def test_controls_stand_beside_their_algorithm_after_as_many_updates(

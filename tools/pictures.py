@@ -7,18 +7,16 @@ reward of GRPO in TRL and here.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.core.statistics import Interval, student
+from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
 from agentrl_cli.report.seeds import mean_success, moving_average
 from bench.results import PLAYERS
@@ -31,6 +29,7 @@ from tools.results_page import (
     configurations,
     load,
     mean,
+    over_seeds,
 )
 
 if TYPE_CHECKING:
@@ -135,9 +134,7 @@ def success_of(runs: list[Row]) -> Interval:
     if the success of each task is not stored."""
     if all("final_by_task" in row for row in runs):
         return mean_success([*by_task(runs, "final").values()])
-    finals = [row["final"] for row in runs]
-    error = student(len(finals) - 1) * stdev(finals) / math.sqrt(len(finals))
-    return Interval(fmean(finals), max(0.0, fmean(finals) - error), min(1.0, fmean(finals) + error))
+    return over_seeds([row["final"] for row in runs], 0.0)
 
 
 def draw_runs(environments: dict[str, list[Row]]) -> Figure:

@@ -13,20 +13,23 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from string import Formatter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.core.statistics import Interval
+from agentrl_cli.core.statistics import Interval, student
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
 from bench.results import (
     ABLATIONS,
     CONTROLS,
     EQUAL_INFORMATION,
+    FORECASTS,
+    LONG_RUNS,
     OWN_PLAY,
+    PLAIN_ANSWER,
     PLAYERS,
     TRIAL_STEPS,
     horizons,
@@ -153,10 +156,9 @@ def learning(
 
 def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequence[str]) -> str:
     """Return the table of configurations with intervals over tasks and seeds, and with their
-    differences from each baseline, the highest success first. The seconds are those of a run and of
-    the run that it starts from."""
+    differences from each baseline, the highest success first, and the same on train tasks if they
+    were played. The seconds are those of a run and of the run that it starts from."""
     every = {name_of(runs): runs for runs in configurations(rows)}
-    trained = {name_of(runs): runs for runs in configurations(rows, "train")}
     cells = []
     for runs in sorted(chosen, key=lambda runs: -mean(runs, "final")):
         ours, name = by_task(runs, "final"), name_of(runs)
@@ -169,14 +171,53 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequ
         cells.append([
             name, str(len(runs)), f"{mean(runs, 'steps'):.0f}", f"{mean(runs, 'episodes'):,.0f}",
             share(mean(runs, "base")), with_interval(success, share),
-            *(with_interval(difference, points) for difference in found),
-            *([share(mean(trained[name], "final")) if name in trained else ""] if trained else []),
+            *(with_interval(difference, points) for difference in found), greedy(runs),
             f"{fmean(row['seconds'] + row.get('start_seconds', 0) for row in runs):,.0f}",
         ])  # fmt: skip
     less = [f"less {name}" for name in baselines]
     header = ["algorithm", "seeds", "updates", "episodes", "start, %", "final, %", "gain, points"]
-    header += [*less, *(["train split, %"] if trained else []), "seconds"]
-    return markdown(" | ".join(header), cells)
+    table = markdown(" | ".join([*header, *less, "greedy, %", "seconds"]), cells)
+    names = {name_of(runs) for runs in chosen}
+    trained = [runs for runs in configurations(rows, "train") if name_of(runs) in names]
+    return f"{table}\n\n{on_train_tasks(rows, trained, baselines)}" if trained else table
+
+
+def on_train_tasks(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequence[str]) -> str:
+    """Return the success of configurations on all train tasks and its differences from each
+    baseline by seed, with intervals over seeds."""
+    finals = {
+        name_of(runs): {row["seed"]: row["final"] for row in runs}
+        for runs in configurations(rows, "train")
+    }
+    cells = []
+    for runs in sorted(chosen, key=lambda runs: -mean(runs, "final")):
+        ours, cell = finals[name_of(runs)], [name_of(runs), share(mean(runs, "base"))]
+        cell.append(with_interval(over_seeds([*ours.values()], 0.0), share))
+        for name in baselines:
+            theirs = finals.get(name, {}) if name != cell[0] else {}
+            paired = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+            cell.append(with_interval(over_seeds(paired) if paired else None, points))
+        cells.append(cell)
+    less = " | ".join(f"less {name}" for name in baselines)
+    header = f"on train tasks | start, % | final, % | {less}"
+    return markdown(header, cells)
+
+
+def over_seeds(values: Sequence[float], least: float = -1.0) -> Interval:
+    """Return the mean of one value per seed with its 95 % interval by Student's t, within the
+    possible values from `least` to 1."""
+    average = fmean(values)
+    if len(values) == 1:
+        return Interval(average, average, average)
+    half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(average, max(least, average - half), min(1.0, average + half))
+
+
+def greedy(runs: Runs) -> str:
+    """Return the success at temperature 0 before and after training, if it was measured."""
+    if any(row.get("final_greedy") is None for row in runs):
+        return ""
+    return f"{share(mean(runs, 'base_greedy'))} → {share(mean(runs, 'final_greedy'))}"
 
 
 def by_task(runs: Runs, end: str) -> dict[int, seeds.Outcomes]:
@@ -209,7 +250,7 @@ def env_learning(env: str) -> str:
     if (RECORDS / f"{env}_base2.json").exists():
         parts += [SECOND_BASE, learning(load(f"{env}_base2"), lambda row: True)]
     if any(_spoils(row) for row in rows):
-        parts += ["Controls:", learning([*rows, *early], _spoils, (*own, "grpo"))]
+        parts += ["Controls:", learning([*rows, *early], _spoils, (*own, *BASELINES))]
     if env in ABLATIONS:
         ablated = [*load(f"{env}_ablations"), *early]
         parts += [ABLATED, learning(ablated, lambda row: True, own)]
@@ -218,7 +259,7 @@ def env_learning(env: str) -> str:
 
 def has_short_training(row: Row) -> bool:
     """Return whether a record has NLAC's success after as many updates as its ablations have."""
-    few = "final_by_task" in row and row["steps"] <= TRIAL_STEPS
+    few = row["steps"] <= TRIAL_STEPS and (row["split"] == "train" or "final_by_task" in row)
     return row["algo"] == "nlac" and not row["variant"] and (few or "short" in row)
 
 
@@ -284,18 +325,18 @@ def trials(env: str) -> str:
     columns = {f"rate_{rate:g}": f"{rate:g}" for rate in rates}
     sizes = sorted({float(row["trial"][5:]) for row in rows if row["trial"].startswith("size_")})
     columns |= {f"size_{size:g}": f"step × {size:g}" for size in sizes}
-    has_long = any(row["trial"] == "long" for row in rows)
+    long_runs = [name for name in LONG_RUNS if any(row["trial"] == name for row in rows)]
     for what in dict.fromkeys(row["variant"] or row["algo"] for row in rows):
         own = [row for row in rows if (row["variant"] or row["algo"]) == what]
         last = {row["trial"]: share(row["val"]) for row in own}
         cell = [what, *(last.get(name, "") for name in columns)]
-        if has_long:
-            long = {row["step"]: row["val"] for row in own if row["trial"] == "long"}
+        for name in long_runs:
+            long = {row["step"]: row["val"] for row in own if row["trial"] == name}
             stops = [f"{n}: {share(long[n])}" for n in horizons(env, what) if n in long]
             cell.append(", ".join(stops))
         cells.append(cell)
-    header = ["algorithm", *columns.values(), *(["long run"] if has_long else [])]
-    return markdown(" | ".join(header), cells)
+    named = [{"long": "long run", "long_lower": "at the next lower rate"}[n] for n in long_runs]
+    return markdown(" | ".join(["algorithm", *columns.values(), *named]), cells)
 
 
 def trial_tables() -> str:
@@ -450,7 +491,8 @@ def _studies(row: Row) -> bool:
 
 
 def _spoils(row: Row) -> bool:  # or is NLAC after as many updates
-    controls = (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION)
+    added = {name.partition("-")[2] for name in (PLAIN_ANSWER, *FORECASTS)}
+    controls = (*CONTROLS, OWN_PLAY, *EQUAL_INFORMATION, *added)
     return row["variant"] in controls or row["variant"].endswith("_updates")
 
 

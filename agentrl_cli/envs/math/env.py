@@ -83,9 +83,10 @@ class MathEnv(Env):
                          "split, if data has none.")] = 0.0  # fmt: skip
     val_problems: Annotated[int, Field(ge=0, description="Built-in val problems per level.")] = 0
     last_response: Annotated[
-        Literal["verdict", "answer"],
+        Literal["verdict", "answer", "plain"],
         Field(description="After the last reply. verdict: if it is right, and the answer if it "
-              "is wrong; answer: the answer alone, which a critic can learn to work out."),
+              "is wrong; answer: the answer alone, which a critic can learn to work out; plain: "
+              "if it is right."),
     ] = "verdict"  # fmt: skip
     instructions: Instructions = "short"
     state: ProblemState | None = field(default=None, init=False, repr=False)
@@ -178,11 +179,13 @@ class MathEnv(Env):
         if result.correct:
             return CORRECT
         unboxed = result.reason == "unboxed"
+        fault = "No box." if unboxed else "Wrong."  # the wording that the embedded model learned
         if self.data is not None:
             fault = r"The reply has no \boxed{} answer." if unboxed else "The answer is wrong."
-            return f"{fault} {'Try again.' if attempts_left else f'The correct answer is {gold}.'}"
-        fault = "No box." if unboxed else "Wrong."  # the wording that the embedded model learned
-        return f"{fault} Try again." if attempts_left else f"{fault} It is {gold}."
+        if attempts_left:
+            return f"{fault} Try again."
+        named = "It is" if self.data is None else "The correct answer is"
+        return fault if self.last_response == "plain" else f"{fault} {named} {gold}."
 
     def expert(self, task: Task) -> Iterator[str]:
         """Yield the worked solution, step by step with `turn_mode=thoughts`."""

@@ -59,11 +59,13 @@ def test_only_the_last_verdict_names_the_answer(turns, actions, said, success):
         assert "12" not in str({**step.info, "privileged": None})
 
 
-def test_last_response_can_be_the_answer_alone():
+def test_last_response_can_be_the_answer_or_the_verdict_alone():
     for last, said in ((r"\boxed{12}", "It is 12."), ("12", "No box. Try again.")):
         env = opened("turn_mode=retry", "attempts=2", "last_response=answer")
         assert env.step(last).messages[0].content == said
     assert env.step(r"\boxed{1}").messages[0].content == "It is 12."
+    for last, said in ((r"\boxed{12}", "Correct."), (r"\boxed{1}", "Wrong."), ("12", "No box.")):
+        assert opened("last_response=plain").step(last).messages[0].content == said
 
 
 def test_thoughts_get_no_observation():
