@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentrl_cli.algos.base import Algorithm
     from agentrl_cli.envs.base import Env
 
+Folders = str | Path | Sequence[str | Path] | None
 COMMAND = "agentrl train --config config.yaml"  # repeats a run in its folder
 NOT_OF_ENV = ("algo", "hardware", "logger", "search", "eval", "data")
 
@@ -132,7 +133,7 @@ class Diagnosis:
 
 def compose(
     overrides: Sequence[str] = (),
-    config_dir: str | Path | None = None,
+    config_dir: Folders = None,
     *,
     env: Env | None = None,
     algo: Algorithm | None = None,
@@ -140,9 +141,9 @@ def compose(
     """Return the configuration of a run, composed and checked as at the command line.
 
     `overrides` are those of `agentrl train`, such as ["algo=grpo", "env=twentyq", "steps=2"].
-    `config_dir` is a folder with your own options. `env` and `algo` are objects of your own
-    classes, used in place of an option. Raises UserError with a line for each mistake, such as an
-    unknown key.
+    `config_dir` is a folder with your own options, or several. `env` and `algo` are objects of your
+    own classes, used in place of an option. Raises UserError with a line for each mistake, such as
+    an unknown key.
     """
     if isinstance(overrides, str):
         line = f"overrides is the text '{overrides}'; give a list of texts"
@@ -155,7 +156,7 @@ def compose(
         if given := [text for text in overrides if re.match(rf"[+~]*{group}[.=@]", text)]:
             line = f"'{given[0]}' and the object {group} exclude each other"
             raise UserError(f"{line}; set its fields when you create it", code="conflict")
-    config = configs.compose(list(overrides), _path(config_dir))
+    config = configs.compose(list(overrides), _paths(config_dir))
     for group, component in own.items():
         config[group] = configs.component_node(component)
         config.choices[group] = type(component).__name__
@@ -212,15 +213,15 @@ def load_policy(run: Run | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
     return export.load_policy(_ref(run))
 
 
-def make_env(name: str, config_dir: str | Path | None = None, **settings: Any) -> Env:
+def make_env(name: str, config_dir: Folders = None, **settings: Any) -> Env:
     """Return an environment, with its settings changed: make_env("twentyq", max_turns=5).
 
     Raises UserError for an unknown name or setting.
     """
-    known = configs.options("env", _path(config_dir))
+    known = configs.options("env", _paths(config_dir))
     if name not in known:
         raise configs.not_found("env", name, known)
-    cfg = configs.compose([f"env={name}"], _path(config_dir))
+    cfg = configs.compose([f"env={name}"], _paths(config_dir))
     for key, value in settings.items():
         OmegaConf.update(cfg.env, key, value, force_add=True)
     return configs.build(configs.check(cfg, skip=NOT_OF_ENV).env)
@@ -236,7 +237,7 @@ def check_env(env: Env) -> None:
 
 def diagnose(
     overrides: Sequence[str] = (),
-    config_dir: str | Path | None = None,
+    config_dir: Folders = None,
     *,
     critic_updates: int = 12,
     policy_updates: int = 8,
@@ -251,7 +252,7 @@ def diagnose(
     from agentrl_cli.cli.diagnose import diagnose as measure
 
     updates = (critic_updates, policy_updates, every)
-    return Diagnosis(measure(list(overrides), _path(config_dir), *updates))
+    return Diagnosis(measure(list(overrides), _paths(config_dir), *updates))
 
 
 class _Callbacks:
@@ -291,8 +292,9 @@ def _frame(rows: list[dict[str, Any]]) -> Any:
     return rows if find_spec("pandas") is None else import_module("pandas").DataFrame(rows)
 
 
-def _path(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)
+def _paths(folders: Folders) -> list[Path]:
+    given = [folders] if isinstance(folders, str | Path) else folders or []
+    return [Path(folder) for folder in given]
 
 
 def _ref(run: Run | str) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from numbers import Real
-from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from agentrl_cli.algos.losses import group_advantages
 from agentrl_cli.algos.samples import TurnRef, completion_sample
-from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.config.compose import ConfigDirs, compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -309,7 +308,7 @@ class Arm:
     policy_updates: int
     every: int
     shuffles_rewards: bool = False
-    config_dir: Path | None = None
+    config_dirs: ConfigDirs = None
 
 
 def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
@@ -339,7 +338,7 @@ def arms(cfg: DictConfig, base: Arm) -> list[Arm]:
 def _is_valid(arm: Arm) -> bool:
     """Return whether the algorithm accepts the settings of a control; ablations may not."""
     try:
-        compose_checked(arm.overrides, arm.config_dir)
+        compose_checked(arm.overrides, arm.config_dirs)
     except UserError:
         return False
     return True
@@ -348,7 +347,7 @@ def _is_valid(arm: Arm) -> bool:
 def run_arm(arm: Arm) -> list[Row]:
     """Train an arm and return its measurements: before the first update and every few updates."""
     steps = arm.critic_updates + arm.policy_updates
-    cfg = compose_checked([*arm.overrides, f"steps={steps}"], arm.config_dir)
+    cfg = compose_checked([*arm.overrides, f"steps={steps}"], arm.config_dirs)
     if "critic_warmup" in cfg.algo:
         cfg.algo.critic_warmup = arm.critic_updates
     parts = build_parts(cfg, None)

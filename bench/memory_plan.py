@@ -79,7 +79,7 @@ def settings(folder: str, *overrides: str) -> DictConfig:
     sizes = [f"hardware.microbatch_tokens={ROWS * LENGTH}", f"rollout.max_seq_len={LENGTH}"]
     model = ["model=hf", f"model.path={folder}", *overrides]
     groups = folders(Path(folder) / "conf")
-    return check(compose(["algo=sft", "hardware=speaker", *sizes, *model], groups))
+    return check(compose(["algo=sft", "hardware=speaker", *sizes, *model], [groups]))
 
 
 def measured(cfg: DictConfig, algo: Algorithm, models: ModelSet) -> int:

@@ -239,7 +239,7 @@ def test_algorithm_of_the_page_is_diagnosed(tmp_path: Path, monkeypatch: pytest.
     )
     head, future, body = code.read_text().partition("from __future__ import annotations\n")
     code.write_text(head + future + imports + body + "\n" + method.split("```")[0])
-    record = diagnose(["algo=my_method"], folder / "conf", 1, 1, 1)
+    record = diagnose(["algo=my_method"], [folder / "conf"], 1, 1, 1)
     assert list(record["arms"]) == ["my_method", "shuffled rewards"]
     text = "\n".join(lines(record))
     assert "AUC, 1 left" in text and "policy's Q" in text and HEALTHY in text

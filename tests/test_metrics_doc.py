@@ -46,14 +46,14 @@ def documented() -> list[str]:
 
 def logged(algo: str, folder: Path, *more: str) -> set[str]:
     small = [*SMALL, f"algo={algo}", *ALGORITHMS.get(algo, []), f"runs={folder}", "name=it", *more]
-    start(small, config_dir=folders(folder))
+    start(small, config_dirs=[folders(folder)])
     return {name for row in Run(folder / "it").metrics() for name in row} - {"step"}
 
 
 def logged_with_server(folder: Path, model_folder: Path) -> set[str]:
     with serving(model_folder) as server:
         run = vllm_run(server.url, model_folder, folder, "grpo", "steps=1")
-        start(run, config_dir=folders(folder))
+        start(run, config_dirs=[folders(folder)])
     return {name for row in Run(folder / "it").metrics() for name in row} - {"step"}
 
 

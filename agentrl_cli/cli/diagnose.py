@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.config.compose import ConfigDirs, compose_checked
 from agentrl_cli.core.activity import Activity, Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo_err
@@ -46,19 +46,19 @@ and is no estimate of Q. The AUC nears 0.50 when both act alike."""
 
 def diagnose(
     overrides: list[str],
-    config_dir: Path | None,
+    config_dirs: ConfigDirs,
     critic_updates: int,
     policy_updates: int,
     every: int,
 ) -> dict[str, Any]:
     """Run all arms and return the measurements by arm."""
     overrides = ["recipe=courier", *overrides]
-    cfg = compose_checked(overrides, config_dir)
+    cfg = compose_checked(overrides, config_dirs)
     if "critic_warmup" not in cfg.algo:  # its policy trains from the first update
         critic_updates, policy_updates = 0, critic_updates + policy_updates
     base = Arm(
         str(cfg.choices.algo), overrides, critic_updates, policy_updates, every,
-        config_dir=config_dir,
+        config_dirs=config_dirs,
     )  # fmt: skip
     return {"critic_updates": critic_updates, "arms": run_all(arms(cfg, base))}
 

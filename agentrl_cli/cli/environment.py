@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import as_dataclass, build, check, compose
+from agentrl_cli.config.compose import ConfigDirs, as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_spaced
 from agentrl_cli.envs.base import Env, train_tasks
-from agentrl_cli.envs.check import MAX_ACTIONS, check_env, where
+from agentrl_cli.envs.check import MAX_ACTIONS, check_env, splits, where
 from agentrl_cli.generators.endpoint import outside_chats
 from agentrl_cli.rollout.demos import expert_episodes, text_episode
 
@@ -36,10 +36,10 @@ RANDOM, EXPERT = "random agent", "expert"
 Record = dict[str, Any]
 
 
-def check_command(overrides: list[str], config_dir: Path | None = None) -> None:
+def check_command(overrides: list[str], config_dirs: ConfigDirs = None) -> None:
     """Print a table. Raises UserError with a line for each fault of the environment."""
     unused = ("algo", "hardware", "logger", "search", "eval", "data")
-    cfg = check(compose(overrides, config_dir), skip=unused)
+    cfg = check(compose(overrides, config_dirs), skip=unused)
     env: Env = build(cfg.env)
     contract = check_contract(env)
     for name, text in (("environment", _place(env)), ("contract", contract), *_rows(cfg, env)):
@@ -56,7 +56,7 @@ def _rows(cfg: DictConfig, env: Env) -> Iterator[tuple[str, str]]:
         advice = f": raise it to {tokens} or more" if tokens > limit else ""
         return f"{name} {tokens:,} of rollout.{key} {limit:,}{advice}"
 
-    yield "tasks", ", ".join(f"{len(env.tasks(s)):,} {s}" for s in ("train", "test"))
+    yield "tasks", ", ".join(f"{len(tasks):,} {split}" for split, tasks in splits(env).items())
     chat = Chat(load_tokenizer(as_dataclass(cfg.model, ModelConfig)))
     chat.check(env.tools)
     tasks = evenly_spaced(train_tasks(env), EPISODES)
@@ -129,7 +129,7 @@ def _play(env: Env, task: Task, agent: str) -> Episode | None:
         raise UserError(f"{line}; correct the environment", code="contract") from error
 
 
-def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:
+def write_demos(overrides: list[str], config_dirs: ConfigDirs = None) -> tuple[Path, int]:
     """Write `n` episodes to the file `out`. Returns the file and the number of episodes.
 
     Raises UserError if `n` or `out` is missing or invalid, or the environment has no expert.
@@ -139,7 +139,7 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
         line = "n or out is missing; give both, for example n=128 out=demos.jsonl"
         raise UserError(line, code="missing-value")
     number, out = _number(given["n"]), Path(given["out"]).expanduser()
-    cfg = _compose_environment(rest, config_dir)
+    cfg = _compose_environment(rest, config_dirs)
     if out.exists():
         raise UserError(f"'{out}' exists; choose another out=", code="exists")
     episodes = expert_episodes(build(cfg.env), number, cfg.seed)
@@ -148,7 +148,7 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
     return out, len(episodes)
 
 
-def calibration(overrides: list[str], config_dir: Path | None = None) -> Record:
+def calibration(overrides: list[str], config_dirs: ConfigDirs = None) -> Record:
     """Return the agreement of `env.llm` with the table, in total and by attribute.
 
     Raises UserError for other environments and without a model.
@@ -157,7 +157,7 @@ def calibration(overrides: list[str], config_dir: Path | None = None) -> Record:
     from agentrl_cli.envs.twentyq.oracle import calibrate
 
     given, rest = _split(overrides, "n")
-    number, cfg = _number(given.get("n", str(OBJECTS))), _compose_environment(rest, config_dir)
+    number, cfg = _number(given.get("n", str(OBJECTS))), _compose_environment(rest, config_dirs)
     env = build(cfg.env)
     if not isinstance(env, TwentyQ):
         line = f"env '{cfg.choices.env}' has no table of answers; use env=twentyq_full"
@@ -204,6 +204,6 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _compose_environment(overrides: list[str], config_dir: Path | None) -> DictConfig:
+def _compose_environment(overrides: list[str], config_dirs: ConfigDirs) -> DictConfig:
     skip = ("algo", "hardware", "model", "rollout")
-    return check(compose(overrides, config_dir), skip=skip)
+    return check(compose(overrides, config_dirs), skip=skip)

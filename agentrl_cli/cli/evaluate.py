@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import EVAL_GROUPS, build, check, compose_checked, load
+from agentrl_cli.config.compose import EVAL_GROUPS, ConfigDirs, build, check, compose_checked, load
 from agentrl_cli.core.activity import Display
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
@@ -35,7 +34,7 @@ Show = Callable[[Record, list[str]], None]  # called with the record and its lin
 def evaluate_command(
     ref: str | None,
     overrides: list[str],
-    config_dir: Path | None = None,
+    config_dirs: ConfigDirs = None,
     show: Show | None = None,
 ) -> Record:
     """Evaluate the last or best checkpoint of a run, or a model if `ref` is None.
@@ -46,14 +45,14 @@ def evaluate_command(
     require_single_process()
     if ref is None:
         has_algorithm = _chooses(overrides, "algo", "recipe", "ablation", "experiment")
-        cfg = compose_checked(overrides, config_dir)
+        cfg = compose_checked(overrides, config_dirs)
         return evaluate_model(cfg, show, has_algorithm=has_algorithm)
     run, is_elsewhere = find_run(ref), _chooses(overrides, "env")
-    if config_dir is not None and not is_elsewhere:
+    if config_dirs and not is_elsewhere:
         line = f"run '{ref}' is evaluated with its own configuration"
         remedy = "leave --config-dir out, or choose another environment of it with env=NAME"
         raise UserError(f"{line}; {remedy}", code="conflict")
-    cfg = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dir=config_dir)
+    cfg = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dirs=config_dirs)
     return evaluate_run(run, check(cfg), show, is_elsewhere=is_elsewhere)
 
 

@@ -31,7 +31,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option or key=value", autocompletion=completion.overrides),
 ]
-ConfigDir = Annotated[Path | None, typer.Option(help="A folder with your own options.")]
+ConfigDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--config-dir", help="A folder with your own options; can be repeated."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunRef = Annotated[
     str,
@@ -126,24 +129,24 @@ def train(
     cfg: Annotated[
         Literal["job"] | None, typer.Option("--cfg", help="Only print the configuration.")
     ] = None,
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
     multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
 ) -> None:
     """Train an algorithm in an environment."""
     from agentrl_cli.cli.train import start, sweep_command
 
     if multirun:  # of Hydra
-        line = f"agentrl train makes one run; type {sweep_command(overrides or [], config_dir)}"
+        line = f"agentrl train makes one run; type {sweep_command(overrides or [], config_dirs)}"
         raise UserError(line, code="use-sweep")
 
-    _exclude("--config", "--config-dir", config and config_dir)
+    _exclude("--config", "--config-dir", config and config_dirs)
     _exclude("--config", "--cfg", config and cfg)
     if cfg is not None:
-        print_config(overrides, config_dir)
+        print_config(overrides, config_dirs)
         return
     if not (overrides or config or dry):
         raise _nothing_chosen("train")
-    start(overrides or [], config_dir=config_dir, dry=dry, file=config)
+    start(overrides or [], config_dirs=config_dirs, dry=dry, file=config)
 
 
 @verb("sweep")
@@ -152,7 +155,7 @@ def sweep_runs(
     name: Annotated[str | None, typer.Option(help="The folder of the runs, inside runs/.")] = None,
     jobs: Annotated[int, typer.Option(help="Number of parallel runs (joblib).")] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before many runs.")] = False,
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
 ) -> None:
     """Train a grid of runs; those that are done are skipped."""
     from agentrl_cli.cli.sweep import summary, sweep
@@ -164,7 +167,7 @@ def sweep_runs(
     def confirm(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
 
-    folder, points = sweep(overrides or [], config_dir, name, jobs, confirm)
+    folder, points = sweep(overrides or [], config_dirs, name, jobs, confirm)
     lines, unfinished = summary(folder, points)
     echo("\n".join(lines))
     echo(f"next: agentrl report {quote(str(folder))}", err=True)
@@ -197,7 +200,7 @@ def evaluate(
             autocompletion=completion.run_or_overrides,
         ),
     ],
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the last or best checkpoint of a run, or a model."""
@@ -209,7 +212,7 @@ def evaluate(
 
     is_override = "=" in what[0] and not is_run(Path(what[0]))
     ref, overrides = (None, what) if is_override else (what[0], what[1:])
-    evaluate_command(ref, overrides, config_dir, show)
+    evaluate_command(ref, overrides, config_dirs, show)
 
 
 @verb("play")
@@ -218,15 +221,15 @@ def play(
     run: Annotated[str | None, typer.Option(help="Let the policy of a run play.")] = None,
     task: Annotated[str | None, typer.Option(help="The task; default a random test task.")] = None,
     script: Annotated[Path | None, typer.Option(help="Replay a file of actions.")] = None,
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
     as_json: AsJson = False,
 ) -> None:
     """Play one episode in the terminal; Ctrl-D stops it."""
     from agentrl_cli.cli.play import play_command
 
-    _exclude("--run", "--config-dir", run and config_dir)
+    _exclude("--run", "--config-dir", run and config_dirs)
     _exclude("--run", "--script", run and script)
-    play_command(overrides or [], run, task, config_dir, script, as_json=as_json)
+    play_command(overrides or [], run, task, config_dirs, script, as_json=as_json)
 
 
 @verb("export")
@@ -286,35 +289,35 @@ def export(
 def serve_model(
     overrides: Overrides = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
 ) -> None:
     """Run a vLLM server for runs with hardware=vllm."""
     from agentrl_cli.cli.serve import serve
 
-    serve(overrides or [], config_dir, only_print=only_print)
+    serve(overrides or [], config_dirs, only_print=only_print)
 
 
 @verb("demos")
-def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+def demos(overrides: Overrides = None, config_dirs: ConfigDirs = None) -> None:
     """Write expert episodes to a file: agentrl demos env=twentyq n=128 out=demos.jsonl"""
     from agentrl_cli.cli.environment import write_demos
 
-    file, count = write_demos(overrides or [], config_dir)
+    file, count = write_demos(overrides or [], config_dirs)
     echo(file)
     same = [text for text in overrides or [] if not text.startswith(("n=", "out=", "algo="))]
     words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.minibatch_tokens=2000"]
-    words += ["--config-dir", str(config_dir)] if config_dir else []
+    words += [word for folder in config_dirs or () for word in ("--config-dir", str(folder))]
     echo(f"{count} episodes; learn from them: agentrl train {join(words)}", err=True)
 
 
 @verb("calibrate")
 def calibrate(
-    overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
+    overrides: Overrides = None, config_dirs: ConfigDirs = None, as_json: AsJson = False
 ) -> None:
     """Compare a model that answers Twenty Questions with the table of answers."""
     from agentrl_cli.cli.environment import calibration, calibration_table
 
-    record = calibration(overrides or [], config_dir)
+    record = calibration(overrides or [], config_dirs)
     echo(json.dumps(record) if as_json else "\n".join(calibration_table(record)))
 
 
@@ -329,13 +332,13 @@ def diagnose(
     ] = 8,
     every: Annotated[int, typer.Option(min=1, help="Updates between measurements.")] = 4,
     out: Annotated[Path, typer.Option(help="File of the picture (SVG).")] = Path("diagnose.svg"),
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare an algorithm's critic with the exact values of a small environment."""
     from agentrl_cli.cli.diagnose import diagnose, lines, write_picture
 
-    record = diagnose(overrides or [], config_dir, critic_updates, policy_updates, every)
+    record = diagnose(overrides or [], config_dirs, critic_updates, policy_updates, every)
     write_picture(record, out)
     echo(json.dumps(record) if as_json else "\n".join(lines(record)))
 
@@ -516,13 +519,13 @@ def list_options(
     option: Annotated[
         str | None, typer.Argument(help="Show its keys.", autocompletion=completion.option_names)
     ] = None,
-    config_dir: ConfigDir = None,
+    config_dirs: ConfigDirs = None,
     as_json: AsJson = False,
 ) -> None:
     """List the groups, what there is to choose in one, or the keys of one option."""
     from agentrl_cli.config.compose import groups, not_found, options
 
-    known = groups(config_dir)
+    known = groups(config_dirs)
     if group is None:
         echo(json.dumps(known) if as_json else "\n".join(known))
     elif group not in known:
@@ -530,9 +533,9 @@ def list_options(
     elif option is not None:
         from agentrl_cli.config.comments import option_settings
 
-        _print_settings(*option_settings(group, option, config_dir), as_json)
+        _print_settings(*option_settings(group, option, config_dirs), as_json)
     else:
-        found = options(group, config_dir)
+        found = options(group, config_dirs)
         column, width = max(map(len, found), default=0) + 2, terminal_width()
         lines = []
         for name, text in found.items():
@@ -572,22 +575,22 @@ def models(
 
 @verb("config")
 def print_config(
-    overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
+    overrides: Overrides = None, config_dirs: ConfigDirs = None, as_json: AsJson = False
 ) -> None:
     """Print the configuration of a run: every key, its meaning, and who set it."""
     from agentrl_cli.config.comments import settings
     from agentrl_cli.config.compose import compose_checked
 
-    _print_settings(*settings(overrides or [], config_dir), as_json)
-    compose_checked(overrides or [], config_dir)  # refuse what is wrong
+    _print_settings(*settings(overrides or [], config_dirs), as_json)
+    compose_checked(overrides or [], config_dirs)  # refuse what is wrong
 
 
 @verb("check")
-def check_environment(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+def check_environment(overrides: Overrides = None, config_dirs: ConfigDirs = None) -> None:
     """Test the contract of an environment, two agents in it, and token limits."""
     from agentrl_cli.cli.environment import check_command
 
-    check_command(overrides or [], config_dir)
+    check_command(overrides or [], config_dirs)
 
 
 @verb("grade", ignore_unknown_options=True)  # an answer may be -7

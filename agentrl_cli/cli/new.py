@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import requires
 from pathlib import Path
 
+from agentrl_cli.config.compose import options
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -34,6 +35,9 @@ def write_package(kind: str, name: str, parent: Path = Path(".")) -> tuple[Path,
     if name in used | sys.stdlib_module_names:
         line = f"'{name}' is a module that Python or agentrl needs; choose another name"
         raise UserError(line, code="used-name")
+    if name in options(kind):
+        line = f"'{name}' is one of agentrl's own, see `agentrl list {kind}`; choose another name"
+        raise UserError(line, code="option-exists")
     if folder.exists():
         raise UserError(f"'{folder}' exists; choose another name", code="exists")
     texts = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import build, check, compose, load, not_found
+from agentrl_cli.config.compose import ConfigDirs, build, check, compose, load, not_found
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task
@@ -29,7 +29,7 @@ def play_command(
     overrides: list[str],
     ref: str | None,
     task_id: str | None,
-    config_dir: Path | None,
+    config_dirs: ConfigDirs,
     script: Path | None = None,
     *,
     as_json: bool = False,
@@ -43,7 +43,7 @@ def play_command(
         episode = play_with_policy(cfg, run, find_task(build(cfg.env), task_id))
         print("\n".join(render(episode, run.name)))
         return
-    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
+    cfg = check(compose(overrides, config_dirs), skip=("algo", "hardware", "model", "rollout"))
     env: Env = build(cfg.env)
     task = find_task(env, task_id)
     if script is None:

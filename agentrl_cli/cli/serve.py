@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from agentrl_cli.config.compose import as_dataclass, build, compose_checked
+from agentrl_cli.config.compose import ConfigDirs, as_dataclass, build, compose_checked
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.terminal import echo
@@ -25,7 +25,7 @@ from agentrl_cli.generators.vllm import (
 USUAL_PORT = 8000  # vLLM's own
 
 
-def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: bool) -> None:
+def serve(overrides: list[str], config_dirs: ConfigDirs = None, *, only_print: bool) -> None:
     """Serve until Ctrl-C, or print the command. The server accepts the LoRA adapters of runs with
     the same configuration.
 
@@ -34,7 +34,7 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
     """
     if not any(override.startswith("hardware=") for override in overrides):
         overrides = ["hardware=vllm", *overrides]
-    cfg = compose_checked(overrides, config_dir)
+    cfg = compose_checked(overrides, config_dirs)
     if "server" not in cfg.hardware.generator:
         line = f"hardware={cfg.choices.hardware} has no server; give hardware=vllm"
         raise UserError(line, code="no-server")

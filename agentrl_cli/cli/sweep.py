@@ -28,6 +28,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.config import compose as config
+from agentrl_cli.config.compose import ConfigDirs
 from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -60,9 +61,9 @@ EXTRAS = {  # the extra with a launcher or sweeper
 class Sweep:
     """A parsed sweep: the overrides of its runs and of Hydra, and the folder of its runs."""
 
-    def __init__(self, overrides: list[str], config_dir: Path | None, name: str | None) -> None:
+    def __init__(self, overrides: list[str], config_dirs: ConfigDirs, name: str | None) -> None:
         """Parse the overrides. Raises UserError for invalid overrides and names."""
-        self.config_dir = config_dir
+        self.config_dirs = config_dirs
         parsed = config.parse_overrides(overrides, is_sweep=True)
 
         def is_of_hydra(item: Override) -> bool:
@@ -95,10 +96,10 @@ class Sweep:
     def check(self) -> None:
         """Check all choices and values. Raises one UserError with a line for each mistake."""
         _raise_together(
-            lambda point: config.compose_checked(point, self.config_dir), self._points_to_check()
+            lambda point: config.compose_checked(point, self.config_dirs), self._points_to_check()
         )
         try:
-            config.compose_with_hydra([*self.hydra_overrides, *self.fixed], self.config_dir)
+            config.compose_with_hydra([*self.hydra_overrides, *self.fixed], self.config_dirs)
         except UserError as error:
             for part in ("launcher", "sweeper"):
                 plugin = self._plugin(part)
@@ -114,7 +115,7 @@ class Sweep:
         """Yield points that contain all combinations of group choices and all single values."""
         discrete = [item for item in self.varying if item.is_discrete_sweep()]
         values = {item.get_key_element(): _values(item) for item in discrete}
-        known = config.groups(self.config_dir)
+        known = config.groups(self.config_dirs)
         first = {key: found[0] for key, found in values.items() if found}
         groups = {key: found for key, found in values.items() if key in known}
         points = [dict(zip(groups, p, strict=True)) for p in itertools.product(*groups.values())]
@@ -124,7 +125,7 @@ class Sweep:
 
     def named_points(self) -> Iterator[tuple[list[str], str]]:
         """Yield the overrides and the folder name of every point of the grid."""
-        forced = [config.forced(item, self.config_dir) for item in self.varying]
+        forced = [config.forced(item, self.config_dirs) for item in self.varying]
         varying = config.parse_overrides(forced, is_sweep=True)
         keys = [item.get_key_element() for item in varying]
         for values in itertools.product(*map(_values, varying)):
@@ -137,7 +138,7 @@ class Sweep:
             return  # the points of a sweeper are known only when they run
 
         def refuse(point: tuple[list[str], str]) -> None:
-            composed = partial(config.compose_checked, point[0], self.config_dir)
+            composed = partial(config.compose_checked, point[0], self.config_dirs)
             validate_existing_run(self.folder / point[1], composed)
 
         _raise_together(refuse, self.named_points())
@@ -146,7 +147,7 @@ class Sweep:
         """Run all points with Hydra's multirun."""
         with files.explain_write_errors(self.folder, "choose another folder with runs="):
             self.folder.mkdir(parents=True, exist_ok=True)
-        config.register_sections(self.config_dir)
+        config.register_sections(self.config_dirs)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
         before, sys.argv = sys.argv, ["agentrl", "--multirun", *self.arguments()]
@@ -168,8 +169,8 @@ class Sweep:
         return [
             *QUIET, place, "hydra.job.chdir=false", config.quoted(f"runs={self.folder}"),
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
-            *config.search_path(self.config_dir), *self.hydra_overrides, *threads,
-            *(config.forced(item, self.config_dir) for item in self.overrides),
+            *config.search_path(self.config_dirs), *self.hydra_overrides, *threads,
+            *(config.forced(item, self.config_dirs) for item in self.overrides),
         ]  # fmt: skip
 
     def _plugin(self, part: str) -> str | None:
@@ -181,7 +182,7 @@ class Sweep:
 
 def sweep(
     overrides: list[str],
-    config_dir: Path | None,
+    config_dirs: ConfigDirs,
     name: str | None,
     jobs: int,
     confirm: Callable[[str], bool],
@@ -192,7 +193,7 @@ def sweep(
     """
     require_single_process()
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
-    grid = Sweep([*local, *overrides], config_dir, name)
+    grid = Sweep([*local, *overrides], config_dirs, name)
     count = grid.count_runs()
     if count == 0:
         line = "the sweep has no points; give at least one value for each key that varies"
@@ -268,14 +269,14 @@ def run_point(cfg: DictConfig) -> float:
         if is_free:
             search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
             point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-            config.complete(point, chosen, Path(search[0]) if search else None)
+            config.complete(point, chosen, [Path(path) for path in search])
             validate_existing_run(folder, lambda: config.check(point))
             verb = next_verb(folder)
             echo_err(f"{verb or 'already done:'} {name}")
             command = ["resume", str(folder)]
             if verb == "train":
-                config_dir = ["--config-dir", search[0]] if search else []
-                command = [verb, *config_dir, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
+                own = [word for path in search for word in ("--config-dir", path)]
+                command = [verb, *own, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
             if verb is not None:
                 is_local = chosen["hydra/launcher"] == "joblib" and cfg.hardware.device == "cuda"
                 with reserved_gpu(folder.parent, visible_gpus() if is_local else []) as gpu:

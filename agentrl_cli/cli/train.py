@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import check, compose, load, parse_overrides
+from agentrl_cli.config.compose import ConfigDirs, check, compose, load, parse_overrides
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
@@ -33,18 +33,18 @@ WITHOUT_ACTORS = "hardware.actors=null"  # the only other value that a resumed r
 def start(
     overrides: list[str],
     *,
-    config_dir: Path | None = None,
+    config_dirs: ConfigDirs = None,
     dry: bool = False,
     file: Path | None = None,
 ) -> None:
     """Train a new run, configured by overrides or the config.yaml of another run, and print its
     result; with `dry` only plan and try it."""
     try:
-        composed = load(file, overrides) if file else compose(overrides, config_dir)
+        composed = load(file, overrides) if file else compose(overrides, config_dirs)
     except UserError as error:
         if error.code != "invalid-override" or file or not _is_sweep(overrides):
             raise
-        line = f"{error}; to train with each value: {sweep_command(overrides, config_dir)}"
+        line = f"{error}; to train with each value: {sweep_command(overrides, config_dirs)}"
         raise UserError(line, code="use-sweep") from None
     cfg = check(composed)
     validate_new(cfg, dry=dry)
@@ -97,12 +97,12 @@ def first_command(cfg: DictConfig) -> str | None:
     return None
 
 
-def sweep_command(overrides: list[str], config_dir: Path | None) -> str:
+def sweep_command(overrides: list[str], config_dirs: ConfigDirs) -> str:
     """Return the command that trains with every combination of the values of overrides."""
     named = [text for text in overrides if text.startswith("name=")]
     words = [text for text in overrides if text not in named] or ["seed=0,1"]
     words += [f"--name={named[-1].removeprefix('name=')}"] if named else []
-    words += ["--config-dir", str(config_dir)] if config_dir else []
+    words += [word for folder in config_dirs or () for word in ("--config-dir", str(folder))]
     return f"agentrl sweep {shlex.join(words)}"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config.compose import (
+    ConfigDirs,
     compose,
     conf_folder,
     forced,
@@ -31,7 +31,7 @@ Row = dict[str, Any]  # key, value, comment (or ""), and source: a file or COMMA
 
 
 def settings(
-    overrides: list[str], config_dir: Path | None = None
+    overrides: list[str], config_dirs: ConfigDirs = None
 ) -> tuple[list[Row], dict[str, str]]:
     """Return all keys that overrides compose, and the descriptions of their nodes.
 
@@ -39,12 +39,12 @@ def settings(
     """
     from omegaconf import OmegaConf
 
-    cfg = compose(overrides, config_dir)
+    cfg = compose(overrides, config_dirs)
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     del plain["choices"]
     comments = dict(described(Settings, plain))
     sources: dict[str, str] = {}
-    for node, values, source in _parts(overrides, config_dir):
+    for node, values, source in _parts(overrides, config_dirs):
         flat = files.flatten(values, keep_empty=True)
         keys = (f"{node}.{key}" if node else key for key in flat)
         sources |= dict.fromkeys(keys, source)
@@ -62,12 +62,12 @@ def settings(
 
 
 def option_settings(
-    group: str, option: str, config_dir: Path | None = None
+    group: str, option: str, config_dirs: ConfigDirs = None
 ) -> tuple[list[Row], dict[str, str]]:
     """Return the keys that an option of a group sets, including those of its bases."""
-    if option not in (known := options(group, config_dir)):
+    if option not in (known := options(group, config_dirs)):
         raise not_found(group, option, known)
-    rows, node_comments = settings([f"{group}={option}"], config_dir)
+    rows, node_comments = settings([f"{group}={option}"], config_dirs)
     own = [row for row in rows if row["source"].startswith(f"{group}/")]
     return [row for row in own if not row["key"].endswith("_target_")], node_comments
 
@@ -112,22 +112,22 @@ def shown(value: Any) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def _parts(overrides: list[str], config_dir: Path | None) -> Iterator[tuple[str, Any, str]]:
+def _parts(overrides: list[str], config_dirs: ConfigDirs) -> Iterator[tuple[str, Any, str]]:
     """Yield node, values and source of all files and sections that Hydra merges, in its order."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    texts = [forced(item, config_dir) for item in parse_overrides(overrides)]
-    texts = search_path(config_dir) + texts
+    texts = [forced(item, config_dirs) for item in parse_overrides(overrides)]
+    texts = search_path(config_dirs) + texts
     with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
         loader: Any = GlobalHydra.instance().config_loader()
         for item in loader.compute_defaults_list("config", texts, RunMode.RUN).defaults:
             name, node = str(item.config_path), item.package or ""
             if name.startswith("hydra/"):
                 continue
-            paths = [folder / f"{name}.yaml" for folder in group_folders(config_dir)]
+            paths = [folder / f"{name}.yaml" for folder in group_folders(config_dirs)]
             if file := next(filter(files.is_file, paths), None):
                 yield node, read_yaml(file), f"{name}.yaml"
             elif section := loader.repository.load_config(name):

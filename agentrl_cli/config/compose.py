@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 T = TypeVar("T")
+ConfigDirs = Sequence[Path] | None  # folders with a user's own options
 PACKAGE = Path(__file__).parents[1]
 SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
 ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
@@ -58,25 +59,35 @@ def conf_folder() -> Path:
     raise UserError("conf/config.yaml is missing; install agentrl again", code="no-conf")
 
 
-def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders that hold groups: ours and the user's."""
-    if config_dir is not None and not files.is_folder(config_dir):
-        line = f"--config-dir '{config_dir}' is not a folder; name one with groups"
-        raise UserError(line, code="no-config-dir")
-    return [conf_folder(), *([config_dir] if config_dir else [])]
+def group_folders(config_dirs: ConfigDirs) -> list[Path]:
+    """Return the folders that hold groups: ours and the user's. Raises UserError for one that is
+    missing, and for an option that another folder has, too, of which Hydra would drop one."""
+    folders = [conf_folder()]
+    for folder in config_dirs or ():
+        if not files.is_folder(folder):
+            line = f"--config-dir '{folder}' is not a folder; name one with groups"
+            raise UserError(line, code="no-config-dir")
+        for file in sorted(folder.glob("*/*.yaml")):
+            name = Path(file.parent.name, file.name)
+            if other := next((known for known in folders if (known / name).is_file()), None):
+                whose = "agentrl" if other == folders[0] else f"'{other}'"
+                line = f"'{file}' has the name of an option of {whose}; give it another name"
+                raise UserError(line, code="option-exists")
+        folders.append(folder)
+    return folders
 
 
-def groups(config_dir: Path | None = None) -> list[str]:
+def groups(config_dirs: ConfigDirs = None) -> list[str]:
     """Return the names of all groups, a user's own included."""
-    folders = [folder for root in group_folders(config_dir) for folder in root.iterdir()]
+    folders = [folder for root in group_folders(config_dirs) for folder in root.iterdir()]
     names = {folder.name for folder in folders if folder.is_dir()}
-    return sorted(names | {file.stem for file in _sectioned_files(config_dir)})
+    return sorted(names | {file.stem for file in _sectioned_files(config_dirs)})
 
 
-def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
+def options(group: str, config_dirs: ConfigDirs = None) -> dict[str, str]:
     """Return the options of a group, each with the comment that describes it."""
     found: dict[str, str] = {}
-    for root in group_folders(config_dir):
+    for root in group_folders(config_dirs):
         if (file := root / f"{group}.yaml").is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
             found |= dict(re.findall(r"^(\w+):(?: *# *(.*))?", text, re.MULTILINE))
@@ -100,15 +111,15 @@ def not_found(
     return UserError(f"{kind} '{name}' not found; {remedy}", code=code)
 
 
-def register_sections(config_dir: Path | None = None) -> None:
+def register_sections(config_dirs: ConfigDirs = None) -> None:
     """Make sections of files known to Hydra as options of groups.
 
     The sections of a file such as `ablation.yaml` are the options of the group `ablation`. The
     sections under `algos` of a recipe or an ablation apply to a single algorithm: `nlac` of the
     recipe `wiki` becomes the option `wiki_nlac` of the group `recipe_algos`.
     """
-    recipes = [file for root in group_folders(config_dir) for file in root.glob("recipe/*.yaml")]
-    _register(_versions(_sectioned_files(config_dir)), _versions(recipes))
+    recipes = [file for root in group_folders(config_dirs) for file in root.glob("recipe/*.yaml")]
+    _register(_versions(_sectioned_files(config_dirs)), _versions(recipes))
 
 
 Versions = tuple[tuple[Path, int], ...]  # files with the times of their last changes
@@ -143,8 +154,8 @@ def _register(sectioned: Versions, recipes: Versions) -> None:
             store_algos("recipe", file.stem, read_yaml(part), part)
 
 
-def _sectioned_files(config_dir: Path | None) -> list[Path]:
-    paths = [root / f"{name}.yaml" for root in group_folders(config_dir) for name in SECTIONED]
+def _sectioned_files(config_dirs: ConfigDirs) -> list[Path]:
+    paths = [root / f"{name}.yaml" for root in group_folders(config_dirs) for name in SECTIONED]
     return [path for path in paths if path.is_file()]
 
 
@@ -179,15 +190,15 @@ def component_node(component: Any) -> dict[str, Any]:
     return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain}
 
 
-def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+def compose(overrides: list[str], config_dirs: ConfigDirs = None) -> DictConfig:
     """Return the groups and overrides as one configuration, not checked yet. Its `choices` record
     the chosen options. Raises UserError for unknown options, with all other mistakes."""
-    group_folders(config_dir)
+    group_folders(config_dirs)
     parsed = parse_overrides(overrides)
-    checked = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
+    checked = {item.key_or_group: _unknown_option(item, config_dirs) for item in parsed}
     wrong = {group: line for group, line in checked.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
-    cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
+    cfg = compose_with_hydra([forced(item, config_dirs) for item in kept], config_dirs)
     _keep_text(cfg, kept)
     if wrong:
         lines = [*wrong.values(), *map(str, _validated(cfg)[1])]
@@ -195,9 +206,9 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     return cfg
 
 
-def compose_checked(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+def compose_checked(overrides: list[str], config_dirs: ConfigDirs = None) -> DictConfig:
     """Compose and check a configuration."""
-    return check(compose(overrides, config_dir))
+    return check(compose(overrides, config_dirs))
 
 
 def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Override]:
@@ -268,13 +279,13 @@ def _keep_text(cfg: DictConfig, parsed: list[Override]) -> None:
                 OmegaConf.update(cfg, key, given)
 
 
-def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
+def _unknown_option(item: Override, config_dirs: ConfigDirs) -> str | None:
     """Return the error of an override that chooses an option which does not exist."""
     group, value = item.key_or_group, item.value()
-    known = options(group, config_dir)
+    known = options(group, config_dirs)
     if group == "experiment":
         known |= dict.fromkeys(PRESETS, "")
-    elif group not in groups(config_dir):
+    elif group not in groups(config_dirs):
         return None
     if item.is_delete() or str(value) in known:
         return None
@@ -283,19 +294,20 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     return str(not_found(group, str(value), known))
 
 
-def forced(item: Override, config_dir: Path | None) -> str:
+def forced(item: Override, config_dirs: ConfigDirs) -> str:
     """Return the override in the form with which Hydra accepts unknown keys."""
     text = item.input_line or ""
-    is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
+    is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dirs)
     return f"++{text}" if is_plain else text
 
 
-def search_path(config_dir: Path | None) -> list[str]:
+def search_path(config_dirs: ConfigDirs) -> list[str]:
     """Return the override with which Hydra finds a user's own groups."""
-    return [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
+    folders = ",".join(f"'file://{folder.resolve()}'" for folder in config_dirs or ())
+    return [f"hydra.searchpath=[{folders}]"] if folders else []
 
 
-def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictConfig:
+def compose_with_hydra(overrides: list[str], config_dirs: ConfigDirs) -> DictConfig:
     """Return the groups and overrides as one configuration. Raises UserError if Hydra fails."""
     import hydra
     from hydra.errors import HydraException
@@ -305,21 +317,21 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     unreadable = (
         HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError,
     )  # fmt: skip
-    overrides = search_path(config_dir) + overrides
+    overrides = search_path(config_dirs) + overrides
     try:
         with HYDRA:
-            register_sections(config_dir)
+            register_sections(config_dirs)
             with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
                 cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except unreadable as error:
         line = f"the configuration cannot be composed: {_reason(error)}"
         raise UserError(line, code="cannot-compose") from None
-    complete(cfg, cfg.hydra.runtime.choices, config_dir)
+    complete(cfg, cfg.hydra.runtime.choices, config_dirs)
     return cfg
 
 
 def complete(
-    cfg: DictConfig, options_of: Mapping[str, str | None], config_dir: Path | None
+    cfg: DictConfig, options_of: Mapping[str, str | None], config_dirs: ConfigDirs
 ) -> None:
     """Complete a configuration that Hydra composed: record the chosen options as its `choices`,
     insert the prompts, and remove nodes that are only used to compose."""
@@ -327,7 +339,7 @@ def complete(
     from omegaconf.errors import OmegaConfBaseException
 
     with open_dict(cfg):
-        cfg.choices = {g: options_of[g] for g in groups(config_dir) if g in options_of}
+        cfg.choices = {g: options_of[g] for g in groups(config_dirs) if g in options_of}
         # a collector may hold an algorithm's
         for holder in map(cfg.get, ("algo", "env", "rollout")):
             plain: Any = OmegaConf.is_dict(holder) and OmegaConf.to_container(holder)
@@ -347,7 +359,7 @@ def load(
     overrides: list[str],
     *,
     choosable: Collection[str] = ("search",),
-    config_dir: Path | None = None,
+    config_dirs: ConfigDirs = None,
 ) -> DictConfig:
     """Return the stored configuration of a run, with its keys renamed as in this version.
 
@@ -372,10 +384,10 @@ def load(
             line = f"configuration '{file}' calls a resolver in {key}; write the value itself"
             raise UserError(line, code="resolver")
     cfg = OmegaConf.create(update_stored(plain))
-    parsed, known = parse_overrides(overrides), groups(config_dir)
+    parsed, known = parse_overrides(overrides), groups(config_dirs)
     for item in sorted(parsed, key=lambda item: item.key_or_group not in choosable):
         if item.key_or_group in choosable:
-            _choose_group(cfg, item, file, config_dir)
+            _choose_group(cfg, item, file, config_dirs)
         elif item.key_or_group in known:
             line = f"'{item.input_line}' chooses a group, but '{file}' is a complete configuration"
             raise UserError(f"{line}; start a new run with it", code="group-of-stored")
@@ -385,7 +397,7 @@ def load(
     return cfg
 
 
-def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path | None) -> None:
+def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dirs: ConfigDirs) -> None:
     """Put an option into a stored configuration. An environment comes with its rollout sizes, or
     with those of the run's model."""
     from omegaconf import OmegaConf
@@ -395,8 +407,8 @@ def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path 
         line = f"configuration '{file}' has no choices; give the config.yaml of a run"
         raise UserError(line, code="no-choices")
     group, model = item.key_or_group, stored["choices"].get("model")
-    same_model = [f"model={model}"] if model in options("model", config_dir) else []
-    composed = compose([*same_model, str(item.input_line)], config_dir)
+    same_model = [f"model={model}"] if model in options("model", config_dirs) else []
+    composed = compose([*same_model, str(item.input_line)], config_dirs)
     for node in (group, "rollout") if group == "env" else (group,):
         cfg[node] = composed[node] if node in composed else None
         if node in composed.choices:

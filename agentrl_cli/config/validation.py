@@ -117,7 +117,7 @@ def settings_class(target: Any) -> type:
             if is_dataclass(cls) and isinstance(cls, type):
                 return cls
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            reason = f"cannot be imported ({error}); correct the name"
+            reason = f"cannot be imported ({error}); correct the name, or install its package"
     raise UserError(f"'{target}' {reason}", code="unknown-target")
 
 

@@ -14,6 +14,7 @@ import math
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import combinations, cycle, islice
 from numbers import Real
 from typing import Any
@@ -104,6 +105,8 @@ def step_faults(step: Any) -> Iterator[str]:
         yield f"info cannot be written as JSON: keep plain values in {sorted(step.info)}"
     elif own := sorted(ANNOTATIONS & step.info.keys()):
         yield f"info has the keys {own}, which algorithms write: give them other names"
+    elif type(success := step.info.get("success", False)) is not bool:
+        yield f"info['success'] is {_shown(success)}: give True or False"
 
 
 def message_faults(source: str, messages: Any) -> Iterator[str]:
@@ -116,6 +119,13 @@ def message_faults(source: str, messages: Any) -> Iterator[str]:
         elif not _is_json([message.content, *message.tool_calls]):
             line = f"{source} returns {_shown(message)}, which cannot be written as UTF-8 and JSON"
             yield f"{line}: replace half characters (surrogates) and objects"
+
+
+def tasks_fault(split: str, tasks: Any) -> str:
+    """Return what is wrong with the type of the tasks of a split, or ""."""
+    if isinstance(tasks, list) and all(isinstance(task, Task) for task in tasks):
+        return ""
+    return f"tasks({split!r}) returns {_shown(tasks)}: return a list of Task"
 
 
 def _refuse(faults: Iterator[str], method: Callable[..., Any]) -> None:
@@ -186,28 +196,36 @@ def _texts(make: MakeEnv) -> Iterator[str]:
         yield f"tools is {env.tools!r}: give a list of JSON schemas"
 
 
+def splits(env: Env) -> dict[str, list[Task]]:
+    """Return the tasks of each split: train, val if there is one, test."""
+    found = {"train": env.tasks("train")}
+    with suppress(UserError):  # it is optional
+        found["val"] = env.tasks("val")
+    return found | {"test": env.tasks("test")}
+
+
 def _splits(make: MakeEnv) -> Iterator[str]:
     train, test = make().tasks("train"), make().tasks("test")
-    try:
-        val = make().tasks("val")
-    except UserError:  # it is optional
-        val = []
-    splits = {"train": train, "val": val, "test": test}
+    for split, tasks in (("train", train), ("test", test)):
+        if fault := tasks_fault(split, tasks):
+            yield fault
+            return
+    known = splits(make())
     if not train or not test:
         yield "tasks(split) is empty for train or test: give both at least one task"
     if train != make().tasks("train"):
         yield "tasks('train') differs between two calls: fix the order and the random seed"
-    for split, tasks in splits.items():
+    for split, tasks in known.items():
         if any(task.split != split for task in tasks):
             yield f"tasks({split!r}) holds a task of another split: set Task.split to {split!r}"
-    ids = [task.id for tasks in splits.values() for task in tasks]
+    ids = [task.id for tasks in known.values() for task in tasks]
     if len(set(ids)) < len(ids):
         yield "two tasks have the same id: make ids unique over all splits"
     data = {
         split: {json.dumps(task.data, sort_keys=True) for task in tasks}
-        for split, tasks in splits.items()
+        for split, tasks in known.items()
     }
-    for one, other in combinations(splits, 2):
+    for one, other in combinations(known, 2):
         if data[one] & data[other]:
             yield f"{one} and {other} share task data: make the splits disjoint"
     try:
@@ -234,6 +252,8 @@ def _contract(make: MakeEnv, task: Task) -> Iterator[str]:
             yield "truncated with info['success']: an end with an outcome, as by a limit, is done"
         elif not _has_ended(step) and not step.messages and not reply_goes_on:
             yield "step returns no messages while the episode runs: give the agent an observation"
+    if step is not None and step.done and "success" not in step.info:
+        yield "the last info has no 'success': give True or False"
     if not _has_ended(step):
         yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: be done at a limit"
 

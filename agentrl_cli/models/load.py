@@ -148,7 +148,8 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
         if not files.is_file(file):
             known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))
             line = f"embedded weights '{config.weights}' do not exist; choose null or one of: "
-            raise UserError(line + known, code="unknown-option")
+            line += f"{known}; with init=RUN, whose weights replace them, null is enough"
+            raise UserError(line, code="unknown-option")
         with explain_read_errors("weights", file):
             load_model(model, file)
     return model

@@ -429,7 +429,7 @@ def critique_table(accuracy: Row) -> list[str]:
         advice = f"first weak part: {weak['part']} {weak['finding']}; {weak['remedy']}"
     title = f"{accuracy['run']}, step {accuracy['step']}: {turns} turns measured"
     if turns < MIN_TURNS:
-        title += ", too few to judge; raise algo.diagnostics.num_states"
+        title, advice = f"{title}, too few to judge; raise algo.diagnostics.num_states", ""
     rows = [
         ("policy", "critique/faulty", "faulty first actions", turns, ""),
         ("critique", "critique/recall", "flagged faulty actions", faulty, f"from {MIN_RECALL}"),
@@ -446,4 +446,4 @@ def critique_table(accuracy: Row) -> list[str]:
     targets, ok = round(x["refinement/target_share"] * turns), f"lower end from 0 ({low:+.2f})"
     cells.append(["training targets", "gain over play", f"{gain:+.2f}", str(targets), ok])
     header = ["part", "figure", "value", "of turns", "healthy"]
-    return [title, "", *table([header, *cells]), "", advice]
+    return [title, "", *table([header, *cells]), *(["", advice] if advice else [])]

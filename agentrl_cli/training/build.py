@@ -84,6 +84,7 @@ class Parts:
     ranks: Ranks = field(default_factory=Ranks)
     step: int = 0
     between_steps: bool = False
+    is_warned: bool = False  # of an update that trained nothing
 
     @property
     def plays(self) -> bool:

@@ -84,12 +84,16 @@ class Learner:
 
     def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
         """Train every phase and return metrics. Raises NonFiniteError before a step with NaN or
-        infinite numbers."""
+        infinite numbers, and ValueError for a phase of a model that is not trained."""
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained, between = perf_counter(), 0.0, self.activity.name
         for phase in phases:
             start = perf_counter()
+            phase.model = phase.model or (phase.name if phase.name in self.specs else "policy")
+            if phase.model not in self.optimizers:
+                line = f"phase '{phase.name}' trains '{phase.model}', for which models() declares"
+                raise ValueError(f"{line} no optimizer; choose one of {', '.join(self.optimizers)}")
             self.activity.begin(f"train {phase.name}", len(phase.samples) * phase.epochs)
             self._train_phase(phase, meters.setdefault(phase.name, PhaseMeter()), step)
             metrics |= phase.metrics

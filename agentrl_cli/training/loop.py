@@ -164,11 +164,23 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
             parts.between_steps = True
         raise
     parts.step += 1
+    warn_if_nothing_trained(parts, learned)
     engines = parts.collector.actors.metrics() | parts.generator.metrics()
     metrics = rollout_metrics(episodes) | gap | seconds | learned | engines
     if played := sum(number for name, number in learned.items() if name.endswith("/episodes")):
         metrics["episodes/count"] = metrics.get("episodes/count", 0) + played
     return metrics, episodes
+
+
+def warn_if_nothing_trained(parts: Parts, learned: dict[str, float]) -> None:
+    """Print a warning, once, if an update had phases and all of them were empty."""
+    trained = any(key.endswith("/steps") and number for key, number in learned.items())
+    if trained or parts.is_warned or not any(key.endswith("/empty") for key in learned):
+        return
+    parts.is_warned = True
+    if parts.ranks.is_main:
+        line = f"warning: update {parts.step} trained nothing, because no episode gave a sample;"
+        echo_err(f"{line} its metrics say why (docs/metrics.md)")
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:

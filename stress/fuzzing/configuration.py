@@ -112,7 +112,7 @@ def target(home: Path) -> Target:
                 (folder / "env").mkdir(parents=True, exist_ok=True)
                 (folder / "env" / "fuzz.yaml").write_bytes(content)
             more = ["model.weights=null"] if builds else []
-            checked = check(compose([*overrides, *more], folder))
+            checked = check(compose([*overrides, *more], [folder] if folder else None))
         _built(checked, builds)
 
     return Target(cases(), run, _named)

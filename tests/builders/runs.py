@@ -106,7 +106,7 @@ def begun(
 
 
 def trained(root: Path, algo: str, name: str, *more: str) -> Run:
-    start(settings(root, algo, name, *more), config_dir=folders(root))
+    start(settings(root, algo, name, *more), config_dirs=[folders(root)])
     return Run(root / name)
 
 

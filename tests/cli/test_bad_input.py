@@ -100,7 +100,7 @@ SETTINGS = {
 
 def mistake(root: Path, *overrides: str, algo: str = "grpo") -> UserError:
     with pytest.raises(UserError) as caught:
-        start(settings(root / "runs", algo, "it", *overrides), config_dir=folders(root))
+        start(settings(root / "runs", algo, "it", *overrides), config_dirs=[folders(root)])
     assert not (root / "runs" / "it").exists()
     return caught.value
 

@@ -174,7 +174,7 @@ def test_init_from_another_model_is_refused(tmp_path: Path, model_folder: Path):
 
 def test_checkpoint_of_another_algorithm_is_refused(run: Run):
     other = settings(run.folder.parent, "nlac", "other")
-    cfg = check(compose(other, folders(run.folder.parent)))
+    cfg = check(compose(other, [folders(run.folder.parent)]))
     OmegaConf.save(cfg, run.config_file, resolve=True)
     before = contents(run.folder)
     target = run.latest_checkpoint() / "models" / "target"

@@ -117,7 +117,7 @@ def test_dry_refuses_as_train_does(override: str, tmp_path: Path, monkeypatch: p
     small = settings(tmp_path, "grpo", "it", override)
     for dry in (True, False) if override.startswith("logger") else (True,):
         with user_error(DRY[override]):
-            start(small, config_dir=folders(tmp_path), dry=dry)
+            start(small, config_dirs=[folders(tmp_path)], dry=dry)
     assert not (tmp_path / "it").exists()
 
 

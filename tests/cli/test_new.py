@@ -55,6 +55,7 @@ def test_page_shows_the_written_package(tmp_path: Path, kind: str, name: str):
         ("model", "mine", "unknown-kind"), ("env", "My-World", "invalid-name"),
         ("algo", "class", "invalid-name"), ("env", "mine", "exists"), ("env", "json", "used-name"),
         ("env", "torch", "used-name"), ("env", "numpy", "used-name"),
+        ("env", "twentyq", "option-exists"), ("algo", "grpo", "option-exists"),
     ],
 )  # fmt: skip
 def test_impossible_package_is_refused(tmp_path: Path, kind: str, name: str, code: str):

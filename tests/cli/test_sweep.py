@@ -211,7 +211,7 @@ def small(root: Path, *more: str) -> list[str]:
 
 
 def run_sweep(root: Path, *more: str) -> Path:
-    return sweep(small(root, *more), folders(root), "it", 1, lambda question: True)[0]
+    return sweep(small(root, *more), [folders(root)], "it", 1, lambda question: True)[0]
 
 
 def status(folder: Path) -> dict[str, str]:

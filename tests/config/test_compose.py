@@ -157,10 +157,29 @@ def test_config_dir_adds_a_users_groups(tmp_path: Path):
     mine = tmp_path / "my groups" / "algo"
     mine.mkdir(parents=True)
     (mine / "third.yaml").write_text("# my own\ndefaults: [first, _self_]\nclip_eps: 0.9\n")
-    cfg = check(compose(["algo=third"], mine.parent))
+    cfg = check(compose(["algo=third"], [mine.parent]))
     assert cfg.algo.clip_eps == 0.9
-    assert options("algo", mine.parent) == {"first": "the first of two", "light": "", "second": "",
-                                                   "third": "my own"}  # fmt: skip
+    own = {"first": "the first of two", "light": "", "second": "", "third": "my own"}
+    assert options("algo", [mine.parent]) == own
+
+
+def test_several_folders_add_their_groups(tmp_path: Path):
+    for name in ("third", "fourth"):
+        (tmp_path / name / "algo").mkdir(parents=True)
+        text = f"defaults: [first, _self_]\nclip_eps: 0.{len(name)}\n"
+        (tmp_path / name / "algo" / f"{name}.yaml").write_text(text)
+    both = [tmp_path / "third", tmp_path / "fourth"]
+    chosen = [check(compose([f"algo={name}"], both)).algo.clip_eps for name in ("third", "fourth")]
+    assert chosen == [0.5, 0.6]
+    (tmp_path / "fourth" / "algo" / "third.yaml").write_text("{}")
+    for folders, whose in (([*both], str(both[0])), ([tmp_path / "taken"], "agentrl")):
+        taken = folders[-1] / "algo" / "first.yaml"
+        if whose == "agentrl":
+            taken.parent.mkdir(parents=True)
+            taken.write_text("{}")
+        with pytest.raises(UserError, match=whose) as caught:
+            options("algo", folders)
+        assert caught.value.code == "option-exists"
 
 
 @pytest.mark.parametrize(
@@ -173,9 +192,9 @@ def test_unreadable_group_file_is_one_line(tmp_path: Path, content: bytes):
     mine.parent.mkdir(parents=True)
     mine.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        compose(["algo=mine"], mine.parents[1])
+        compose(["algo=mine"], [mine.parents[1]])
     assert caught.value.code == "cannot-compose" and "\n" not in str(caught.value)
-    assert "mine" in options("algo", mine.parents[1])
+    assert "mine" in options("algo", [mine.parents[1]])
 
 
 def test_recipes_and_ablations_are_listed_with_comments():

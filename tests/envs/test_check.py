@@ -166,6 +166,18 @@ BROKEN = {
     ),
     "done and truncated": (stepping(lambda s: replace(s, done=s.truncated)), "both true"),
     "truncated and lost": (stepping(lost), "truncated with info['success']"),
+    "success in words": (
+        stepping(lambda s: replace(s, info={"success": "no"})),
+        "info['success'] is 'no'",
+    ),
+    "success missing": (
+        stepping(lambda s: replace(s, done=s.done or s.truncated, truncated=False, info={})),
+        "the last info has no 'success'",
+    ),
+    "tasks one by one": (
+        variant(tasks=lambda self, split: iter(Count.tasks(self, split))),
+        "return a list of Task",
+    ),
     "silent": (stepping(lambda s: replace(s, messages=[])), "no messages while the episode runs"),
     "endless": (
         variant(step=lambda self, action: Step([self.message()], 0.0, False, False)),

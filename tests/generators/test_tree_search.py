@@ -196,8 +196,8 @@ def test_search_needs_a_critic(run, tmp_path: Path):
     plain, here = [*settings(tmp_path, "sft", "it"), "search=tot"], folders(tmp_path)
     served = ["search=tot", "hardware=vllm", "hardware.device=cpu"]
     for refused in (
-        lambda: evaluate_command(None, plain, here),
-        lambda: start(plain, config_dir=here),
+        lambda: evaluate_command(None, plain, [here]),
+        lambda: start(plain, config_dirs=[here]),
         lambda: evaluate_command(str(run.folder), served),
         lambda: check(load(run.config_file, ["search.order=deep", "search=tot"])),
     ):

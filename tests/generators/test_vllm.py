@@ -170,7 +170,7 @@ def test_too_long_episodes_are_refused(url: str, models: ModelSet):
 @pytest.mark.parametrize("algo", ["grpo", "nlac", "self_ac"])
 def test_algorithm_trains_three_steps(url: str, served_folder: Path, tmp_path: Path, algo: str):
     short = ["steps=3", "eval.baseline=false", "eval_every=0", "eval.tasks=1", "eval.greedy=false"]
-    start(vllm_run(url, served_folder, tmp_path, algo, *short), config_dir=folders(tmp_path))
+    start(vllm_run(url, served_folder, tmp_path, algo, *short), config_dirs=[folders(tmp_path)])
     run = Run(tmp_path / "it")
     rows = [row for row in run.metrics() if "reward/mean" in row]
     assert len(rows) == 3

@@ -31,7 +31,7 @@ def test_dry_counts_whole_groups(
 ):
     group = [f"algo.group_size={size}"] if size > 1 else []
     small = settings(tmp_path / "runs", algo, "it", *group, SPEAKER)
-    start(small, config_dir=folders(tmp_path), dry=True)
+    start(small, config_dirs=[folders(tmp_path)], dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert rows["episodes per step"].strip() == str(episodes)
     assert rows["episodes in total"].strip() == str(4 * episodes)

@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("parts")
-    cfg = compose(settings(root, "sft", "it"), folders(root))
+    cfg = compose(settings(root, "sft", "it"), [folders(root)])
     return build_parts(check(cfg), None)
 
 
@@ -141,7 +141,7 @@ def test_evaluation_equals_end_of_training(run: Run):
 
 def test_a_bare_model_is_evaluated_without_a_run(tmp_path: Path):
     overrides = settings(tmp_path, "sft", "it")
-    record = evaluate_command(None, overrides, folders(tmp_path))
+    record = evaluate_command(None, overrides, [folders(tmp_path)])
     assert record["model"] == "base" and record["eval/test_episodes"] == 4
     assert not (tmp_path / "it").exists()
 

@@ -212,6 +212,17 @@ def test_code_between_phases_sees_trained_model(folder):
     assert len(set(prints)) == 4
 
 
+def test_phase_trains_the_model_of_its_name(folder):
+    bench = Bench(folder)
+    before = [bench.models.fingerprint(name) for name in ("policy", "critic")]
+    bench.run(Phase("critic", texts(), nll))
+    policy, critic = (bench.models.fingerprint(name) for name in ("policy", "critic"))
+    assert policy == before[0] and critic != before[1]
+    for name, model in (("target", ""), ("sft", "polcy")):  # an EMA, and no model
+        with pytest.raises(ValueError, match="no optimizer; choose one of policy, critic"):
+            bench.run(Phase(name, texts(), nll, model=model))
+
+
 def test_phases_of_one_name_are_averaged(folder):
     bench = Bench(folder)
     short, long = texts(2), texts(12)

@@ -25,7 +25,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(server: FakeVLLM, folder: Path, root: Path, algo: str, *more: str) -> Run:
-    start(vllm_run(server.url, folder, root, algo, *more), config_dir=folders(root))
+    start(vllm_run(server.url, folder, root, algo, *more), config_dirs=[folders(root)])
     return Run(root / "it")
 
 

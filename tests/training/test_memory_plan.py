@@ -154,7 +154,7 @@ def test_memory_of_the_chosen_gpu_is_read(monkeypatch: pytest.MonkeyPatch):
 def test_too_little_memory_is_refused_first(tmp_path: Path):
     small = settings(tmp_path / "runs", "nlac", "it", "hardware.memory_gib=0.01")
     with pytest.raises(UserError) as refused:
-        start(small, config_dir=folders(tmp_path))
+        start(small, config_dirs=[folders(tmp_path)])
     text = str(refused.value)
     assert refused.value.code == "too-little-memory" and "10 MiB" in text
     assert text.count("(saves ") == 3 and "\n" not in text

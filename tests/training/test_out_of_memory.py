@@ -23,7 +23,7 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 def stopped(root: Path) -> tuple[Run, str]:
     """A small run of NLAC in which memory runs out, and its last words."""
     with pytest.raises(RunAborted) as end:
-        start(settings(root, "nlac", "it"), config_dir=folders(root))
+        start(settings(root, "nlac", "it"), config_dirs=[folders(root)])
     return Run(root / "it"), str(end.value)
 
 

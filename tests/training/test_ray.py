@@ -60,7 +60,7 @@ def test_run_with_two_actors_is_done(tmp_path: Path):
 @pytest.mark.ray
 @pytest.mark.parametrize("algo", ["nlac", "ppo"])
 def test_actors_play_the_episodes_of_one_process(tmp_path: Path, algo: str):
-    cfg = compose_checked(settings(tmp_path, algo, "it", *RAY), folders(tmp_path))
+    cfg = compose_checked(settings(tmp_path, algo, "it", *RAY), [folders(tmp_path)])
     parts = build_parts(cfg, None)
     here = [episode for step in range(2) for episode in parts.collector.collect(step, 1)]
     start_actors(cfg, parts)

@@ -118,7 +118,7 @@ def test_interrupted_run_resumes_equal(
     done = trained(tmp_path, "grpo", "whole", "save_every=0", usual)
     overrides = settings(tmp_path, "grpo", "cut", "save_every=0", interrupted(tmp_path, at, by))
     with pytest.raises(KeyboardInterrupt):
-        start(overrides, config_dir=folders(tmp_path))
+        start(overrides, config_dirs=[folders(tmp_path)])
     run = Run(tmp_path / "cut")
     said = capsys.readouterr().err
     assert "interrupted: finishing this step, then saving" in said

@@ -27,7 +27,7 @@ WITH_LORA = f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}, targets: [all
 
 
 def parts_of(root: Path, algo: str, *more: str) -> Parts:
-    cfg = compose_checked(settings(root, algo, "it", *more), folders(root))
+    cfg = compose_checked(settings(root, algo, "it", *more), [folders(root)])
     parts = build_parts(cfg, None)
     start_actors(cfg, parts)
     return parts
@@ -41,7 +41,7 @@ def starts_of(parts: Parts) -> list[EpisodeStart]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", ()), ("ppo", ()), ("grpo", (WITH_LORA,))])
 def test_actor_plays_with_the_weights_it_receives(tmp_path: Path, algo: str, more: tuple[str, ...]):
-    cfg = compose_checked(settings(tmp_path, algo, "it", *more), folders(tmp_path))
+    cfg = compose_checked(settings(tmp_path, algo, "it", *more), [folders(tmp_path)])
     parts, actor = build_parts(cfg, None), RolloutActor(cfg, Path.cwd())
     with torch.no_grad():
         for weight in parts.models.weights("policy").values():
@@ -130,7 +130,7 @@ def test_actors_with_servers_are_refused(model_folder: Path, tmp_path: Path):
     with serving(model_folder) as server:
         given = vllm_run(server.url, model_folder, tmp_path, "grpo", ACTORS)
         with pytest.raises(UserError) as refused:
-            start(given, config_dir=folders(tmp_path))
+            start(given, config_dirs=[folders(tmp_path)])
     assert refused.value.code == "actors-with-servers"
     assert not (tmp_path / "it").exists()
 

@@ -142,7 +142,7 @@ def test_dry_run_reports_truncation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
 ):
     sizes = [f"rollout.max_new_tokens={most}", f"rollout.max_seq_len={context}"]
-    start(settings(tmp_path, "grpo", "it", *sizes), config_dir=folders(tmp_path), dry=True)
+    start(settings(tmp_path, "grpo", "it", *sizes), config_dirs=[folders(tmp_path)], dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert replies in rows["truncated"] and episodes in rows["truncated"]
 
@@ -196,7 +196,7 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
 )
 def test_every_algorithm_starts_from_an_sft(tmp_path: Path, imitated: Run, algo: str):
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
-    parts = build_parts(check(compose(more, folders(tmp_path))), None)
+    parts = build_parts(check(compose(more, [folders(tmp_path)])), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
     specs = parts.algo.models().items()
     behind = {n for n, s in specs if s.kind != "trained" and s.follows == "policy"}
@@ -207,7 +207,9 @@ def test_every_algorithm_starts_from_an_sft(tmp_path: Path, imitated: Run, algo:
     for name in {"policy", *behind, *begun_alike}:
         own = dict(parts.models.module(name).named_parameters())
         assert all(own[key].equal(weight) for key, weight in begun.items()), name
-    embedded = build_parts(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)
+    embedded = build_parts(
+        check(compose(settings(tmp_path, "sft", "it"), [folders(tmp_path)])), None
+    )
     fresh = dict(embedded.models.module("policy").named_parameters())
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 

@@ -56,7 +56,7 @@ def test_offline_uses_only_earlier_episodes(played: Path):
 def test_offline_update_begins_without_caches(played: Path, monkeypatch: pytest.MonkeyPatch):
     buffer = f"data.buffer={played / 'runs' / 'first'}"
     more = settings(played, "nlac", "offline-parts", buffer, "data.offline=true")
-    parts = build_parts(compose_checked(more, folders(played)), None)
+    parts = build_parts(compose_checked(more, [folders(played)]), None)
     cleared: list[int] = []
     monkeypatch.setattr(parts.generator, "clear", lambda: cleared.append(parts.step))
     assert not parts.plays

@@ -36,7 +36,7 @@ def train(env: str, *overrides: str) -> None:
 
 def refresh(env: str, *overrides: str) -> None:
     """Continue the last stage of the training of an embedded model from the shipped weights."""
-    stages = compose([f"experiment={env}_base"], CONF).rollout.stages
+    stages = compose([f"experiment={env}_base"], [CONF]).rollout.stages
     last = json.dumps(OmegaConf.to_container(stages[-1])).replace('"', "")
     settings = [f"rollout.stages=[{last}]", f"model.weights={env}", "steps=120", "save_every=60"]
     schedule = ["algo.optimizer.lr=4e-4", "algo.optimizer.warmup_steps=20"]

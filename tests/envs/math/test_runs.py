@@ -25,10 +25,10 @@ def trained(root: Path, algo: str, *more: str) -> Run:
     chosen, world = ALGORITHMS.get(algo, [f"algo={algo}"]), student_overrides(root)
     if DEMOS in chosen:
         out, asked = root / "demos.jsonl", [item for item in [*world, *more] if "env" in item]
-        write_demos([*asked, "n=4", f"out={out}"], root / "groups")
+        write_demos([*asked, "n=4", f"out={out}"], [root / "groups"])
         chosen = [f"data.demos={out}" if item == DEMOS else item for item in chosen]
     overrides = [*SMALL, *chosen, *world, f"runs={root}", *more]
-    start(overrides, config_dir=root / "groups")
+    start(overrides, config_dirs=[root / "groups"])
     return Run(root / "it")
 
 

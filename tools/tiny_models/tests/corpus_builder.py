@@ -30,7 +30,7 @@ SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 def config_of(world: str) -> Any:
     """The settings that make a world's base."""
     name = "arithmetic" if world == "math" else world
-    return check(compose([f"experiment={name}_base"], CONF))
+    return check(compose([f"experiment={name}_base"], [CONF]))
 
 
 @cache
