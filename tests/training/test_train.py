@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -362,6 +363,16 @@ def test_slow_dtype_gets_a_hint(
 ):
     monkeypatch.setattr("agentrl_cli.training.build.cpu_has_bfloat16", lambda: has_instructions)
     assert (slow_dtype(compose([f"model.dtype={dtype}"])) is not None) == is_hinted
+
+
+def test_update_that_trains_nothing_warns_once(capsys: pytest.CaptureFixture[str]):
+    parts: Any = SimpleNamespace(is_warned=False, step=2, ranks=SimpleNamespace(is_main=True))
+    for learned in ({"dpo/empty": 0.0, "policy/steps": 3.0}, {}, {"dpo/empty": 1.0}):
+        assert not capsys.readouterr().err
+        loop.warn_if_nothing_trained(parts, learned)
+    assert "update 2 trained nothing" in capsys.readouterr().err
+    loop.warn_if_nothing_trained(parts, {"dpo/empty": 1.0})
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("overrides", "is_hinted"), [
