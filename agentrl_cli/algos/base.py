@@ -45,7 +45,7 @@ class Phase:
     name: str
     samples: list[Sample]
     loss: Callable[[Outputs, Batch], tuple[Tensor, dict[str, Tensor]]]
-    model: str = ""  # that is trained; default: the one with the phase's name, else the policy
+    model: str = "policy"
     epochs: int = 1
     minibatch_tokens: int = 0
     keep_together: int = 1

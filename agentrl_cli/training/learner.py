@@ -84,16 +84,13 @@ class Learner:
 
     def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
         """Train every phase and return metrics. Raises NonFiniteError before a step with NaN or
-        infinite numbers, and ValueError for a phase of a model that is not trained."""
+        infinite numbers, and ValueError for a phase of the wrong model."""
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained, between = perf_counter(), 0.0, self.activity.name
         for phase in phases:
             start = perf_counter()
-            phase.model = phase.model or (phase.name if phase.name in self.specs else "policy")
-            if phase.model not in self.optimizers:
-                line = f"phase '{phase.name}' trains '{phase.model}', for which models() declares"
-                raise ValueError(f"{line} no optimizer; choose one of {', '.join(self.optimizers)}")
+            self._check(phase)
             self.activity.begin(f"train {phase.name}", len(phase.samples) * phase.epochs)
             self._train_phase(phase, meters.setdefault(phase.name, PhaseMeter()), step)
             metrics |= phase.metrics
@@ -102,6 +99,16 @@ class Learner:
         for name, meter in meters.items():
             metrics |= meter.metrics(name)
         return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
+
+    def _check(self, phase: Phase) -> None:
+        """Raise ValueError if a phase trains a model without optimizer, or the policy under the
+        name of another model, because `model` was forgotten."""
+        line = f"phase '{phase.name}' trains '{phase.model}'"
+        if phase.model not in self.optimizers:
+            known = ", ".join(self.optimizers)
+            raise ValueError(f"{line}, which has no optimizer; choose one of {known}")
+        if phase.model == "policy" != phase.name and phase.name in self.optimizers:
+            raise ValueError(f"{line}; give model='{phase.name}', or another name")
 
     def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
         if not phase.samples:
