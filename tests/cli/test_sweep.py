@@ -245,7 +245,7 @@ STOPPED = """
 import sys
 from pathlib import Path
 from agentrl_cli.cli.sweep import sweep
-sweep(sys.argv[3:], Path(sys.argv[1]), "it", int(sys.argv[2]), lambda question: True)
+sweep(sys.argv[3:], [Path(sys.argv[1])], "it", int(sys.argv[2]), lambda question: True)
 """
 
 
