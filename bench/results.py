@@ -549,8 +549,10 @@ def commit() -> str:
 
 
 def changed_code() -> str:
-    """Return the files of the package and its settings that are not committed."""
-    command = ["git", "status", "--porcelain", "agentrl_cli", "conf"]
+    """Return the files of the package and its settings that are not committed. The results of
+    `agentrl reproduce`, which this script writes, may differ."""
+    written = f":!{reproduce.STORED.relative_to(ROOT)}"
+    command = ["git", "status", "--porcelain", "agentrl_cli", "conf", written]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
