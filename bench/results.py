@@ -579,6 +579,17 @@ def seconds_of(row: dict[str, Any]) -> float:
     return sum(row.get(f"time/{phase}", 0.0) for phase in PHASES)
 
 
+def store_hours(env: str, folder: Path) -> None:
+    """Write the hours of one thread that all runs of a comparison in a folder took: trials, final
+    runs and what they start from, with their evaluations."""
+    with FileLock(RESULTS / ".lock"):
+        file = RESULTS / "hours.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        spent = sum(seconds_of(row) for run in folder.iterdir() for row in metrics(run))
+        text = json.dumps(dict(sorted((known | {env: round(spent / 3600, 2)}).items())), indent=1)
+        files.replace_text(file, text + "\n")
+
+
 def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:
     """Return a record for each split of the first and the last evaluation."""
     return [
@@ -746,6 +757,8 @@ def main() -> None:
         raise SystemExit("\n".join(failed))
     if asked.trials:
         return
+    if not asked.only:
+        store_hours(asked.env, folder)
     plans = [best_plan(asked.env, what, s) for what in names for s in seeds(asked.env, what)]
     runs = [str(folder / plan.name) for plan in plans if is_done(folder / plan.name)]
     print(markdown(gather(runs)) if runs else "no run")

@@ -247,6 +247,18 @@ def test_record_has_the_success_of_each_task(tmp_path: Path):
     assert sum(of_tasks) / 3 == pytest.approx(row["eval/test_success"])
 
 
+def test_hours_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    (tmp_path / "hours.json").write_text('{"wiki": 2.5}')
+    for name, seconds in ("a", 1800.0), ("b", 900.0):
+        (run := tmp_path / "runs" / name).mkdir(parents=True)
+        rows = [{"time/rollout": seconds}, {"time/eval": seconds}, {"step": 1}]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "runs" / "a.log").write_text("")
+    results.store_hours("arithmetic", tmp_path / "runs")
+    assert json.loads((tmp_path / "hours.json").read_text()) == {"arithmetic": 1.5, "wiki": 2.5}
+
+
 def test_run_with_other_settings_is_not_taken(tmp_path: Path):
     plan = Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 1e-3),))
     run, note = tmp_path / plan.name, tmp_path / f"{plan.name}.settings"
