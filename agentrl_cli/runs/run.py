@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -244,8 +244,7 @@ class Run:
         try:
             self.set_status(status, error)
         finally:
-            for logger in self.loggers:
-                logger.finish(status)
+            self._tell(lambda logger: logger.finish(status))
 
     def append_log(self, text: str) -> None:
         with files.explain_write_errors(self.folder), (self.folder / "log.txt").open("a") as file:
@@ -256,8 +255,23 @@ class Run:
         row = {"step": step, "time/timestamp": round(time.time(), 3), **metrics}
         with files.explain_write_errors(self.folder):
             files.append_jsonl(self.metrics_file, [row])
-        for logger in self.loggers:
-            logger.log(step, metrics)
+        self._tell(lambda logger: logger.log(step, metrics))
+
+    def _tell(self, call: Callable[[Logger], None]) -> None:
+        """Call each logger. One that fails does not stop the run and is not called again, except
+        that a UserError about the files of the run is raised."""
+        for logger in list(self.loggers):
+            try:
+                call(logger)
+            except UserError:
+                raise
+            except Exception as error:
+                self.loggers.remove(logger)
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                name = type(logger).__name__
+                echo(f"the logger {name} failed ({reason}); the run goes on without it", err=True)
+                with suppress(UserError):  # of a full disk
+                    self.append_log(traceback.format_exc())
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all logged rows, oldest first. Raises UserError if a line is damaged."""
@@ -293,8 +307,7 @@ class Run:
         file = self.folder / "episodes" / f"{kind}-{step:06d}.jsonl"
         with files.explain_write_errors(self.folder):
             episode_files.write(file, episodes)
-        for logger in self.loggers:
-            logger.episodes(step, kind, episodes)
+        self._tell(lambda logger: logger.episodes(step, kind, episodes))
         return file
 
     def episode_files(self, kind: str = "*") -> list[Path]:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +19,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.find import find_run, list_runs
-from agentrl_cli.runs.run import Run
+from agentrl_cli.runs.run import Logger, Run
 from tests.builders.errors import user_error
 from tests.paths import ROOT
 
@@ -154,6 +155,38 @@ def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):
     with pytest.raises(ValueError, match="broken"), run.track():
         raise ValueError("broken")
     assert (run.meta["status"], run.meta["error"]) == ("failed", "ValueError: broken")
+    assert "Traceback" in (run.folder / "log.txt").read_text()
+
+
+class Broken(Logger):
+    """Has a mistake."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        raise ValueError(f"no column {min(metrics)}")
+
+
+class Kept(Logger):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.seen.append((step, metrics))
+
+    def finish(self, status: str) -> None:
+        self.seen.append(status)
+
+
+def test_a_logger_that_raises_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, kept = new_run(tmp_path), Kept()
+    run.attach([Broken(), kept], DictConfig({}))
+    with run.track():
+        run.log(1, {"loss": 0.5})
+        run.log(2, {"loss": 0.25})
+    assert kept.seen == [(1, {"loss": 0.5}), (2, {"loss": 0.25}), "done"]
+    line = "the logger Broken failed (ValueError: no column loss); the run goes on without it"
+    assert capsys.readouterr().err.count(line) == 1
     assert "Traceback" in (run.folder / "log.txt").read_text()
 
 
