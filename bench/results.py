@@ -20,7 +20,8 @@ An update of `sft` is a pass over all demonstrations, so its longer run has 24.
 Ablations and controls have the settings of their algorithm. Those of NLAC stop after 12 updates,
 where NLAC is evaluated, too. A run that is done is not repeated, and one that was
 interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
-this commit, or of one that --also names because its results are the same. So start all runs of a
+this commit, or of one that --also names because its results are the same; trials are not if all of
+an algorithm are stored. So start all runs of a
 comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
 folder. The trials go to docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and
 ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
@@ -334,6 +335,16 @@ class Tuning:
         self.comparison = COMPARISONS[env]
         self.plan = Plan(env, what, self.comparison.trial_seed)
         self.rows: Rows = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all trials are stored. Then none is repeated, although the recipe, from which
+        the sizes of a step are counted, may have taken their values since."""
+        names, steps = {row["trial"] for row in self.stored}, horizons(self.env, self.plan.algo)
+        if "long" not in names or any(row["commit"] not in valid() for row in self.stored):
+            return False
+        at_end = horizon(better_long_run(self.stored, steps)) == max(steps)
+        return at_end or "long_lower" in names
 
     def run(self) -> None:
         """Do the trials and store them."""
@@ -699,7 +710,9 @@ def tune(env: str, what: str, folder: Path, missing: bool) -> None:
         if not any(row["trial"] == "long" for row in trials(of, what)):
             raise SystemExit(f"{what} has no complete trials in {of}; run that comparison first")
     elif is_tuned(what):
-        Tuning(env, what, folder, trials(env, what) if missing else []).run()
+        tuning = Tuning(env, what, folder, trials(env, what) if missing else [])
+        if not tuning.is_complete:
+            tuning.run()
 
 
 def compare(env: str, what: str, folder: Path, missing: bool) -> None:

@@ -93,6 +93,10 @@ def test_settings_are_those_of_the_best_trials(tmp_path: Path, monkeypatch: pyte
     assert [row["val"] for row in stored if row["trial"] == "rate_0.003"] == [0.0]  # it diverged
     results.tune("twentyq", "grpo", tmp_path, missing=True)
     assert len(done) == 11 and results.load("twentyq_trials.json") == stored
+    monkeypatch.setattr(results, "fingerprint", lambda plan: "of a recipe that took the values")
+    results.tune("twentyq", "grpo", tmp_path, missing=True)
+    assert len(done) == 11
+    monkeypatch.setattr(results, "fingerprint", repr)
     old = [stored[1] | {"commit": "0"}, stored[2] | {"trial": "rate_1", "val": 1.0}]
     (tmp_path / "twentyq_trials.json").write_text(json.dumps([*old, *stored[2:]]))
     results.tune("twentyq", "grpo", tmp_path, missing=True)
