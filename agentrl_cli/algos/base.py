@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
+CONTRACT = "algorithm-contract"  # code of the error of an algorithm that breaks its contract
+
+
 def trained_tokens(sample: Sample) -> float:
     """Return the default unit of a loss: the number of trained tokens."""
     return float(sum(sample.mask))
@@ -38,8 +42,8 @@ class Phase:
     trained; 0 puts all samples into one step. `keep_together` adjacent samples share a micro-batch.
     Set `entropy_gradient` if the loss differentiates the entropy. With `head_only` only the head is
     trained, at its full learning rate. `after_step` is called after each optimizer step.
-    `metrics` are logged as they are; the loop counts a metric with a name that ends with
-    `/episodes` as episodes that were played during the update.
+    `metrics` are logged under their own names, without that of the phase; the loop counts a metric
+    with a name that ends with `/episodes` as episodes that were played during the update.
     """
 
     name: str
@@ -156,6 +160,18 @@ class Algorithm(ABC):
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned."""
+
+
+def models_of(algo: Algorithm) -> dict[str, ModelSpec]:
+    """Return the models that an algorithm declares. Raises UserError if they are not a dictionary
+    of ModelSpec with a policy."""
+    found: Any = algo.models()
+    specs = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(spec, ModelSpec) for spec in specs) or "policy" not in found:
+        line = f"{type(algo).__name__}.models() returned {reprlib.repr(found)}"
+        remedy = "return a dictionary of ModelSpec with the key 'policy'"
+        raise UserError(f"{line}; {remedy}", code=CONTRACT)
+    return found
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from agentrl_cli.algos.base import Algorithm, Context
+from agentrl_cli.algos.base import Algorithm, Context, models_of
 from agentrl_cli.config.compose import as_dataclass, build, load
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.core.activity import Activity
@@ -212,7 +212,7 @@ def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Rank
     # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
     tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
     passes = Passes(None if ranks.sharded else _compute_dtype(cfg), tokens)
-    models = ModelSet(config, algo.models(), place, cfg.seed, ranks, passes)
+    models = ModelSet(config, models_of(algo), place, cfg.seed, ranks, passes)
     if init is not None:  # a run, or a folder with weights
         weights = Path(init)
         if not any(is_file(weights / name) for name in ("config.json", "adapter_config.json")):
@@ -237,7 +237,7 @@ def _connect(
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
-        models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
+        models, models_of(algo), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
         publish=generator.mark_changed, activity=activity,
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import reprlib
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections import Counter, UserDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.base import CONTRACT, Phase
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
+from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Sample, derive_seed
-from agentrl_cli.models.forward import collate, rank_passes
+from agentrl_cli.models.forward import Batch, Outputs, collate, rank_passes
 from agentrl_cli.models.model_set import ModelSet, copy_whole, is_head, whole
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 
@@ -31,9 +35,12 @@ COUNTS = ("tokens", "trained_tokens", "samples", "empty", "steps")
 Terms = tuple[list[int], dict[str, float]]  # a micro-batch's samples, its loss and sums by name
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError):
     """A loss, metric or gradient is NaN or infinite; no weight was changed. `rows` is the batch as
     JSON values."""
+
+    exit_code = 1
+    default_code = "not-finite"
 
     def __init__(self, phase: str, term: str, samples: list[Sample]) -> None:
         line = f"phase '{phase}': {term} is not finite"
@@ -63,6 +70,22 @@ class PhaseMeter:
         return {f"{name}/{key}": float(number) for key, number in found.items()}
 
 
+class ReadFields(UserDict[str, Tensor]):
+    """The per-token fields of a batch; `asked` collects the names that a loss asks for."""
+
+    def __init__(self, fields: dict[str, Tensor], asked: set[str]) -> None:
+        super().__init__(fields)
+        self.asked = asked
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
 class Learner:
     """Trains the phases of an update, one after the other."""
 
@@ -76,6 +99,8 @@ class Learner:
         self.models, self.specs, self.seed, self.publish = models, specs, seed, publish
         self.microbatch_tokens, self.activity = microbatch_tokens, activity or Activity()
         self.ranks = models.ranks
+        self.asked: dict[str, set[str]] = {}  # fields that the loss of each phase asked for
+        self.warned: set[str] = set()  # phases whose fields were compared with these
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
             for name, spec in specs.items()
@@ -84,7 +109,11 @@ class Learner:
 
     def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
         """Train every phase and return metrics. Raises NonFiniteError before a step with NaN or
-        infinite numbers, and ValueError for a phase of the wrong model."""
+        infinite numbers, and UserError for phases that break the contract of an algorithm."""
+        if not isinstance(phases, Iterable):
+            raise UserError(
+                f"update() returned {reprlib.repr(phases)}; yield phases", code=CONTRACT
+            )
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained, between = perf_counter(), 0.0, self.activity.name
@@ -101,14 +130,29 @@ class Learner:
         return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
 
     def _check(self, phase: Phase) -> None:
-        """Raise ValueError if a phase trains a model without optimizer, or the policy under the
-        name of another model, because `model` was forgotten."""
-        line = f"phase '{phase.name}' trains '{phase.model}'"
+        """Raise UserError if a phase breaks the contract. It must not train a model without
+        optimizer, or the policy under the name of another model, because `model` was forgotten."""
+        if not isinstance(phase, Phase):
+            line = f"update() yielded {reprlib.repr(phase)}; yield a Phase"
+            raise UserError(line, code=CONTRACT)
+        line = f"phase '{phase.name}'"
+        for sample in phase.samples:
+            if not isinstance(sample, Sample):
+                remedy = "make samples with episode_samples"
+                line = f"{line} has {reprlib.repr(sample)} as a sample; {remedy}"
+                raise UserError(line, code=CONTRACT)
+        for name, number in phase.metrics.items():
+            if not isinstance(number, Real):
+                line = f"{line} has {reprlib.repr(number)} as metric '{name}'; give a number"
+                raise UserError(line, code=CONTRACT)
+        line = f"{line} trains '{phase.model}'"
         if phase.model not in self.optimizers:
             known = ", ".join(self.optimizers)
-            raise ValueError(f"{line}, which has no optimizer; choose one of {known}")
+            line = f"{line}, which has no optimizer; choose one of {known}"
+            raise UserError(line, code=CONTRACT)
         if phase.model == "policy" != phase.name and phase.name in self.optimizers:
-            raise ValueError(f"{line}; give model='{phase.name}', or another name")
+            line = f"{line}; give model='{phase.name}', or another name"
+            raise UserError(line, code=CONTRACT)
 
     def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
         if not phase.samples:
@@ -131,10 +175,14 @@ class Learner:
         samples = [phase.samples[i] for group in groups for i in group]
         units = sum(map(phase.units, samples))
         if units <= 0:
-            line = f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to"
-            raise ValueError(f"{line} train")
+            line = (
+                f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to train"
+            )
+            raise UserError(f"{line}; give samples with a trained token", code=CONTRACT)
         optimizer.clear()
         of_ranks = self.ranks.gather(self._add_gradients(phase, groups, units), "passes")
+        if phase.name not in self.warned:
+            self._warn_of_unread_fields(phase)
         for rows, terms in (part for found in of_ranks for part in found):
             for term, number in terms.items():
                 if not math.isfinite(number):
@@ -162,16 +210,37 @@ class Learner:
             for part in rank_passes(
                 groups, phase.samples, self.microbatch_tokens, device.type, self.ranks
             ):
-                batch = collate([phase.samples[i] for i in part.rows]).to(device)
+                batch = self._collate(phase, part.rows)
                 outputs = self.models.forward(phase.model).compute(
                     batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
                 )
-                loss, sums = phase.loss(outputs, batch)
+                loss, sums = checked_loss(phase, outputs, batch)
                 (loss / units if part.counts else 0.0 * loss).backward()
                 if part.counts:
                     terms = {"loss": loss.detach(), **sums}
                     found.append((part.rows, {name: float(n) for name, n in terms.items()}))
         return found
+
+    def _collate(self, phase: Phase, rows: list[int]) -> Batch:
+        """Return a batch on the device that notes which fields the loss asks for."""
+        try:
+            batch = collate([phase.samples[i] for i in rows]).to(self.models.device)
+        except (TypeError, ValueError) as error:
+            line = f"phase '{phase.name}' has a sample that cannot be trained ({error})"
+            raise UserError(f"{line}; correct it", code=CONTRACT) from error
+        asked = self.asked.setdefault(phase.name, {"branch"})  # which the model reads
+        return replace(batch, per_token=ReadFields(batch.per_token, asked))
+
+    def _warn_of_unread_fields(self, phase: Phase) -> None:
+        """Print a warning, once for a phase, if its loss asked for a field that no sample has and
+        did not ask for one that samples have, such as a mistyped one."""
+        self.warned.add(phase.name)
+        given = {name for sample in phase.samples for name in sample.per_token}
+        asked = self.asked.get(phase.name, given)
+        missing, unread = sorted(asked - given - {"branch"}), sorted(given - asked)
+        if missing and unread and self.ranks.is_main:
+            line = f"warning: the loss of phase '{phase.name}' asks for '{', '.join(missing)}'"
+            echo_err(f"{line}, but its samples have '{', '.join(unread)}', which it does not read")
 
     def save(self, folder: Path | None) -> None:
         """Write each optimizer's tensors as safetensors and all step counts in one JSON file. Ranks
@@ -198,17 +267,41 @@ class Learner:
             raise UserError(f"{line}; {remedy}", code="unreadable-weights") from error
 
 
+def checked_loss(phase: Phase, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and the sums of metrics of a batch. Raises UserError if they have other types
+    or the loss has no gradient."""
+    found: Any = phase.loss(outputs, batch)
+    line = f"the loss of phase '{phase.name}' returned"
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        remedy = "return the loss and a dictionary of metrics"
+        raise UserError(f"{line} {reprlib.repr(found)}; {remedy}", code=CONTRACT)
+    loss, sums = found
+    if not (is_scalar(loss) and isinstance(loss, Tensor) and loss.requires_grad):
+        remedy = "return one number that depends on the outputs of the model"
+        raise UserError(f"{line} {reprlib.repr(loss)} as loss; {remedy}", code=CONTRACT)
+    for name, number in sums.items():
+        if not is_scalar(number):
+            line = f"{line} {reprlib.repr(number)} as metric '{name}'; return one number"
+            raise UserError(line, code=CONTRACT)
+    return loss, sums
+
+
+def is_scalar(value: object) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+
+
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     """Return the sample numbers of each optimizer step, in groups that stay together, in an order
     drawn from `seed`.
 
     A step has at most `minibatch_tokens` trained tokens (units, if no token is trained) or a single
     larger group. There are as few steps as that allows, of sizes as even as possible. Raises
-    ValueError if the samples do not divide into whole groups.
+    UserError if the samples do not divide into whole groups.
     """
     size, count = phase.keep_together, len(phase.samples)
     if count % size:
-        raise ValueError(f"phase '{phase.name}' keeps {size} samples together but has {count}")
+        line = f"phase '{phase.name}' keeps {size} samples together but has {count}"
+        raise UserError(f"{line}; give whole groups", code=CONTRACT)
     groups = [list(range(i, i + size)) for i in range(0, count, size)]
     random.Random(seed).shuffle(groups)
     if phase.minibatch_tokens <= 0:

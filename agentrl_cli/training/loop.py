@@ -173,14 +173,16 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
 
 
 def warn_if_nothing_trained(parts: Parts, learned: dict[str, float]) -> None:
-    """Print a warning, once, if an update had phases and all of them were empty."""
+    """Print a warning, once, if an update had no phase or all of them were empty."""
     trained = any(key.endswith("/steps") and number for key, number in learned.items())
-    if trained or parts.is_warned or not any(key.endswith("/empty") for key in learned):
+    if trained or parts.is_warned:
         return
     parts.is_warned = True
+    reason = "the algorithm yielded no phase"
+    if any(key.endswith("/empty") for key in learned):
+        reason = "no episode gave a sample; its metrics say why (docs/metrics.md)"
     if parts.ranks.is_main:
-        line = f"warning: update {parts.step} trained nothing, because no episode gave a sample;"
-        echo_err(f"{line} its metrics say why (docs/metrics.md)")
+        echo_err(f"warning: update {parts.step} trained nothing, because {reason}")
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
@@ -282,7 +284,7 @@ def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
             batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
             with files.explain_write_errors(run.folder):
                 files.write_json(file, batch)
-            error.add_note(f"the batch is in {file}")
+            error.args = (f"{error}; its batch is in '{file}', see docs/pitfalls.md",)
         raise
     except Exception as error:
         if not is_out_of_memory(error):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import OmegaConf
 
-from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.algos.base import Algorithm, models_of
 from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
@@ -156,7 +156,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     validate_context(cfg, s.positions)
     size, own = s.size, s.adapter or s.parameters
     master = FULL if size < FULL else 0  # bytes of the float32 copy of a smaller weight
-    specs = algo.models().values()
+    specs = models_of(algo).values()
     kinds = [spec.kind for spec in specs]
     trained = kinds.count("trained")
     checkpointed = cfg.model.gradient_checkpointing

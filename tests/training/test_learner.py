@@ -221,9 +221,55 @@ def test_code_between_phases_sees_trained_model(folder):
 )  # fmt: skip
 def test_phase_of_the_wrong_model_is_refused(folder, name, model, said):
     bench = Bench(folder)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         bench.run(Phase(name, texts(), nll, model=model))
     assert bench.models.version("policy") == 0 and not bench.published
+
+
+def of_loss(found):
+    return Phase("mine", texts(), lambda outputs, batch: found(nll(outputs, batch)))
+
+
+@pytest.mark.parametrize(("phase", "said"), [
+    ({"loss": 1.0}, r"update\(\) yielded .* yield a Phase"),
+    (Phase("mine", ["text"], nll), "phase 'mine' has 'text' as a sample; make samples with"),
+    (Phase("mine", texts(), nll, metrics={"x": "abc"}), "has 'abc' as metric 'x'; give a number"),
+    (Phase("mine", [Sample([5, 6], [0, 1], {"a": ["1", "1"]})], nll), "cannot be trained"),
+    (Phase("mine", [Sample([5, 6], [0, 1], {"a": [1.0]})], nll), "cannot be trained .* 2 ids"),
+    (Phase("mine", [Sample([5, 6], [0, 0])], nll), "1 samples with nothing to train"),
+    (Phase("mine", texts()[:3], nll, keep_together=2), "keeps 2 samples together but has 3"),
+    (of_loss(lambda found: found[0]), "return the loss and a dictionary of metrics"),
+    (of_loss(lambda found: (1.5, {})), "1.5 as loss; return one number that depends"),
+    (of_loss(lambda found: (found[0].detach(), {})), "as loss; return one number that depends"),
+    (of_loss(lambda found: (found[0], {"x": "hello"})), "'hello' as metric 'x'; return one number"),
+    (of_loss(lambda found: (found[0], {"x": torch.ones(2)})), "metric 'x'; return one number"),
+])  # fmt: skip
+def test_phase_that_breaks_the_contract_is_refused(folder, phase, said):
+    bench = Bench(folder)
+    with pytest.raises(UserError, match=said) as caught:
+        bench.run(phase)
+    assert caught.value.code == "algorithm-contract" and "\n" not in str(caught.value)
+    assert bench.models.version("policy") == 0 and not bench.published
+
+
+def test_update_without_phases_is_refused(folder):
+    with pytest.raises(UserError, match=r"update\(\) returned None; yield phases"):
+        Bench(folder).learner.run(None, 0)
+
+
+def test_field_that_no_loss_reads_gets_one_warning(folder, capsys):
+    samples = [replace(s, per_token={"wieght": [1.0] * len(s.ids)}) for s in texts()]
+    bench = Bench(folder)
+    bench.run(Phase("mine", samples, nll, epochs=2))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "warning: the loss of phase 'mine' asks for 'weight', but its samples have 'wieght', "
+        "which it does not read"
+    )
+    bench.run(Phase("mine", samples, nll))
+    right = [replace(s, per_token={"weight": s.per_token["wieght"]}) for s in samples]
+    bench.run(Phase("right", right, nll))
+    assert not capsys.readouterr().err
 
 
 def test_phases_of_one_name_are_averaged(folder):

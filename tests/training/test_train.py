@@ -244,7 +244,7 @@ def test_non_finite_batch_is_written(tmp_path: Path):
         "algo.optimizer.max_grad_norm=0",
         "algo.minibatch_tokens=1",
     ]
-    with pytest.raises(NonFiniteError, match="is not finite"):
+    with pytest.raises(NonFiniteError, match=r"is not finite; .*'.*failed-batch.json'"):
         trained(tmp_path, "sft", "it", *wild)
     run = Run(tmp_path / "it")
     assert run.meta["status"] == "failed" and "NonFiniteError" in run.meta["error"]
@@ -367,12 +367,17 @@ def test_slow_dtype_gets_a_hint(
 
 def test_update_that_trains_nothing_warns_once(capsys: pytest.CaptureFixture[str]):
     parts: Any = SimpleNamespace(is_warned=False, step=2, ranks=SimpleNamespace(is_main=True))
-    for learned in ({"dpo/empty": 0.0, "policy/steps": 3.0}, {}, {"dpo/empty": 1.0}):
-        assert not capsys.readouterr().err
-        loop.warn_if_nothing_trained(parts, learned)
-    assert "update 2 trained nothing" in capsys.readouterr().err
-    loop.warn_if_nothing_trained(parts, {"dpo/empty": 1.0})
+    loop.warn_if_nothing_trained(parts, {"dpo/empty": 0.0, "policy/steps": 3.0})
     assert not capsys.readouterr().err
+    for learned, reason in (
+        ({"dpo/empty": 1.0}, "no episode gave"),
+        ({}, "the algorithm yielded no"),
+    ):
+        parts.is_warned = False
+        loop.warn_if_nothing_trained(parts, learned)
+        assert f"update 2 trained nothing, because {reason}" in capsys.readouterr().err
+        loop.warn_if_nothing_trained(parts, learned)
+        assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("overrides", "is_hinted"), [
