@@ -202,7 +202,8 @@ def evaluate(run: Run | str | Config, overrides: Sequence[str] = ()) -> dict[str
     if overrides:
         line = "evaluate takes overrides with a run only; give them to compose"
         raise UserError(line, code="conflict")
-    return evaluate_model(_checked(run))
+    cfg = _checked(run)
+    return evaluate_model(cfg, has_algorithm=cfg.eval.act != "policy")
 
 
 def load_policy(run: Run | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -231,7 +232,11 @@ def check_env(env: Env) -> None:
     """Test the contract of an environment, as `agentrl check`. Raises UserError with a line for
     each violation."""
     from agentrl_cli.cli.environment import check_contract
+    from agentrl_cli.envs.base import Env as Interface
 
+    if not isinstance(env, Interface):
+        line = f"{env!r} is not an object of a class derived from agentrl_cli.envs.base.Env"
+        raise UserError(f"{line}; give make_env(NAME) or your own", code="not-an-env")
     check_contract(env)
 
 
@@ -259,11 +264,18 @@ class _Callbacks:
     """Calls the callbacks of a run, as the listener of the training loop."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
+        if not isinstance(callbacks, Iterable):
+            callbacks = [callbacks]
         self.callbacks = list(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 line = f"callback {callback!r} is not an instance of agentrl_cli.Callback"
                 raise UserError(f"{line}; derive its class from it", code="invalid-callback")
+            for name in dir(callback):
+                if name.startswith("on_") and not hasattr(Callback, name):
+                    line = f"callback '{type(callback).__name__}' has '{name}', which nothing calls"
+                    remedy = "there are on_step and on_evaluation"
+                    raise UserError(f"{line}; {remedy}", code="invalid-callback")
 
     def __call__(self, run: stored.Run, method: str, step: int, metrics: dict[str, float]) -> bool:
         """Return whether training goes on. Raises RunAborted if a callback raises."""

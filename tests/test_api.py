@@ -26,6 +26,10 @@ from tests.fakes.coin import CoinEnv
 QUICK = ["steps=3", "eval_every=1", "save_every=0", "eval.greedy=false"]
 
 
+class Started(agentrl_cli.Callback):
+    def on_train_start(self) -> None: ...
+
+
 class Watch(agentrl_cli.Callback):
     """Records its calls. In the call `at` it stops the run, or raises `error`."""
 
@@ -182,6 +186,11 @@ MISTAKES: dict[str, tuple[str, Callable[[agentrl_cli.Run], object]]] = {
         "conflict",
         lambda run: agentrl_cli.compose(["env.turns=3"], env=CoinEnv(turns=2)),
     ),
+    "untyped check": ("not-an-env", lambda run: agentrl_cli.check_env("twentyq")),  # pyright: ignore
+    "grade": ("invalid-value", lambda run: agentrl_cli.grade(5, "5")),  # pyright: ignore
+    "mistyped key": ("unknown-key", lambda run: agentrl_cli.resume(run, ["stepz=3"])),
+    "hook": ("invalid-callback", lambda run: agentrl_cli.resume(run, ["steps=9"], [Started()])),
+    "one callback": ("invalid-callback", lambda run: agentrl_cli.resume(run, [], object())),  # pyright: ignore
     "setting": ("unknown-key", lambda run: agentrl_cli.make_env("twentyq", turns=2)),
 }
 

@@ -50,10 +50,11 @@ class SFT(SFTConfig, Algorithm):
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase on the demonstrations or the kept episodes."""
         episodes = self.demos or episodes
-        kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
+        played = [e for e in episodes if not e.error]
+        kept = [e for e in played if e.success or not self.only_success]
         metrics = {"sft/kept_episodes": len(kept) / max(1, len(episodes))}
-        if self.frozen_forecast:
-            metrics |= add_forecast_gains(self.context, self.frozen_forecast, kept)
+        if self.frozen_forecast:  # V(s_0) is a mean over lost episodes, too
+            metrics |= add_forecast_gains(self.context, self.frozen_forecast, played)
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
         yield Phase(
             "sft", samples, nll, epochs=self.epochs, minibatch_tokens=self.minibatch_tokens,

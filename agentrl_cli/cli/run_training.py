@@ -116,14 +116,25 @@ def resume_run(
             parts.restore(checkpoint)
         parts.share_buffer()
         with interruptible(launched=ranks.size > 1) as interrupted:
+            repeated = repeated_steps(run, checkpoint) if ranks.is_main else ""
             run.truncate_logs(checkpoint)
             if ranks.is_main:
                 checkpoints.forget_later(run, checkpoint.step)
             run.record_resume(stored, checkpoint.step)
-            echo_err(f"run {run.folder}, from step {checkpoint.step}")
+            echo_err(f"run {run.folder}, from step {checkpoint.step}{repeated}")
             attach_loggers(run, cfg, parts)
             with closing(parts), suppress(StopTraining):
                 train(cfg, run, parts, interrupted, listener)
+
+
+def repeated_steps(run: Run, checkpoint: Checkpoint) -> str:
+    """Return which finished steps are repeated because no checkpoint has them; "" if none is."""
+    last = max((row["step"] for row in run.readable_metrics()[0]), default=0)
+    first = checkpoint.step + 1
+    if last < first:
+        return ""
+    steps = f"step {last} is" if last == first else f"steps {first} to {last} are"
+    return f"; {steps} repeated, because the process died before a later checkpoint"
 
 
 def prepare_model(cfg: DictConfig) -> None:
@@ -298,7 +309,9 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Iterator[tuple[str, object]]:
     learning = sum(spec.kind == "trained" for spec in specs.values())
     times = f", in each of {learning} models" if learning > 1 else ""
     yield "parameters", f"{size:,}, of which trained {trained:,}{times}"
-    episodes = collector.count(algo.group_size) if algo.plays else 0
+    shown = bool(cfg.data.demos) and algo.demo_use == "may"
+    plays = algo.plays and not (shown or cfg.data.offline)
+    episodes = collector.count(algo.group_size) if plays else 0
     turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
     yield "episodes per step", episodes
     yield "episodes in total", episodes * cfg.steps

@@ -5,6 +5,7 @@ Invalid settings are refused before torch is imported. `run_training` does the r
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import sys
 from contextlib import nullcontext
@@ -123,7 +124,11 @@ def resume(ref: str, overrides: list[str] | None = None, listener: Listener | No
     run = find_run(ref)
     free = ("steps", *RESUMABLE, *SERVER_KEYS)
     for override in overrides or []:
-        if override != WITHOUT_ACTORS and override.partition("=")[0] not in free:
+        key = override.partition("=")[0]
+        if override != WITHOUT_ACTORS and key not in free:
+            if close := difflib.get_close_matches(key, free, 1, cutoff=0.8):
+                line = f"unknown key '{key}'; did you mean '{close[0]}'?"
+                raise UserError(line, code="unknown-key")
             line = f"'{override}' cannot change when a run is resumed; only steps, servers and"
             line += f" memory keys can ({', '.join(RESUMABLE)})"
             remedy = "start a new run from its weights with agentrl train init=RUN"

@@ -37,6 +37,23 @@ CODES = {
     "extra_forbidden": "unknown-key",
     "literal_error": "unknown-option",
 }
+OTHER_LIBRARIES = {  # names in TRL, verl and Stable-Baselines3: our key, or a sentence
+    "batch_size": "hardware.microbatch_tokens", "beta": "algo.kl_coef",
+    "clip_range": "algo.clip_eps", "clip_range_vf": "algo.value_clip", "epsilon": "algo.clip_eps",
+    "epsilon_high": "algo.clip_eps_high", "eval_steps": "eval_every",
+    "gradient_accumulation_steps": "algo.minibatch_tokens", "learning_rate": "algo.optimizer.lr",
+    "load_best_model_at_end": "save_best", "lora_alpha": "model.lora.alpha", "max_steps": "steps",
+    "max_completion_length": "rollout.max_new_tokens", "max_model_len": "rollout.max_seq_len",
+    "model_name_or_path": "model.path", "n_epochs": "algo.epochs",
+    "n_steps": "rollout.episodes_per_step",
+    "num_generations": "algo.group_size", "num_iterations": "algo.epochs",
+    "num_train_epochs": "steps", "output_dir": "runs", "ppo_epochs": "algo.epochs",
+    "per_device_train_batch_size": "hardware.microbatch_tokens", "report_to": "logger",
+    "run_name": "name", "save_steps": "save_every", "scale_rewards": "algo.normalise_advantages",
+    "target_modules": "model.lora.targets", "top_k": "There is no top_k.",
+    "top_p": "There is no top_p.", "total_timesteps": "steps", "use_vllm": "Give hardware=vllm.",
+    "vf_coef": "algo.value_coef",
+}  # fmt: skip
 MAX_SHOWN = 200  # characters of a value in an error
 Key = tuple[str | int, ...]
 Node = dict[str, Any]
@@ -335,8 +352,11 @@ def _remedy(cls: type, node: Any, loc: Key, key: Key) -> str:
     kind = _plain(kind)
     known = [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else []
     name = str(loc[-1])
+    if (ours := OTHER_LIBRARIES.get(name)) and name not in known:
+        return ours if " " in ours else f"It is '{ours}' here."
     inner: Iterable[str] = files.flatten(node) if len(loc) == 1 else ()
     close = [k for k in inner if k.endswith(f".{name}")] or difflib.get_close_matches(name, known)
     if close:
         return f"Did you mean '{dotted((*key, *loc[:-1], close[0]))}'?"
+    known = [name for name in known if name != "choices"]  # which groups fill
     return f"Choose one of {', '.join(known)}." if known else "There are no keys here."

@@ -97,8 +97,10 @@ def step_faults(step: Any) -> Iterator[str]:
     yield from message_faults("step", step.messages)
     if not _is_finite(step.reward):
         yield f"reward is {_shown(step.reward)}: give a finite float"
-    if type(step.done) is not bool or type(step.truncated) is not bool:
-        yield "done or truncated is not a bool: give True or False"
+    for name, value in (("done", step.done), ("truncated", step.truncated)):
+        if type(value) is not bool:
+            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            yield f"{name} is of type {kind}: give True or False, as with bool(...)"
     if not isinstance(step.info, dict) or not all(isinstance(key, str) for key in step.info):
         yield f"info is {_shown(step.info)}: give a dictionary with strings as keys"
     elif not _is_json(step.info):
@@ -162,8 +164,9 @@ def _shown(value: Any) -> str:
 
 
 def check_env(make: MakeEnv, tasks: int = 3, *, expert: bool = True) -> list[str]:
-    """Return all faults of the environment that `make` builds, found on `tasks` tasks. A stage of
-    checks begins if the stages before found nothing. `expert` says whether its expert must win."""
+    """Return all faults of the environment that `make` builds, found on `tasks` tasks. Whether it
+    repeats, can be copied and has an expert who wins is checked if nothing else is wrong. `expert`
+    says whether its expert must win."""
     env, found = make(), dict[str, None]()
 
     def run(check: Callable[..., Iterator[str]], *arguments: Task) -> None:
@@ -173,19 +176,29 @@ def check_env(make: MakeEnv, tasks: int = 3, *, expert: bool = True) -> list[str
         except UserError:
             raise
         except Exception as error:
-            line = f"raised {error!r} ({where(error, env)})"
-            found[f"{line}: report trouble as an observation"] = None
+            frames = traceback.extract_tb(error.__traceback__)
+            in_step = any(frame.name == "step" for frame in frames)
+            remedy = "answer any action with an observation" if in_step else "correct it"
+            found[f"raised {error!r} ({where(error, env)}): {remedy}"] = None
 
     run(_texts)
     run(_splits)
     last = (_after_the_end, _copies, *([_expert] if expert else []))
     for checks in ((_contract,), (_same_again,), last):
-        if found:
+        if found and _contract not in checks:
             break
-        for task in make().tasks("train")[:tasks]:
+        for task in _playable(make)[:tasks]:
             for check in checks:
                 run(check, task)
     return list(found)
+
+
+def _playable(make: MakeEnv) -> list[Task]:
+    """Return the train tasks; none if `_splits` has found that there are no valid ones."""
+    with suppress(Exception):
+        found: Any = make().tasks("train")
+        return [] if tasks_fault("train", found) else found
+    return []
 
 
 def _texts(make: MakeEnv) -> Iterator[str]:
@@ -211,6 +224,12 @@ def _splits(make: MakeEnv) -> Iterator[str]:
             yield fault
             return
     known = splits(make())
+    try:
+        make().tasks("no-such-split")
+        yield "tasks('no-such-split') raises no UserError: name the splits that exist"
+        known.pop("val", None)  # it may not be meant as one
+    except UserError:
+        pass
     if not train or not test:
         yield "tasks(split) is empty for train or test: give both at least one task"
     if train != make().tasks("train"):
@@ -228,11 +247,6 @@ def _splits(make: MakeEnv) -> Iterator[str]:
     for one, other in combinations(known, 2):
         if data[one] & data[other]:
             yield f"{one} and {other} share task data: make the splits disjoint"
-    try:
-        make().tasks("no-such-split")
-        yield "tasks('no-such-split') raises no UserError: name the splits that exist"
-    except UserError:
-        pass
 
 
 def _contract(make: MakeEnv, task: Task) -> Iterator[str]:

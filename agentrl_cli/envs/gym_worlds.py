@@ -22,7 +22,7 @@ from pydantic import Field
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
-from agentrl_cli.core.types import Message, Step, Task
+from agentrl_cli.core.types import ANNOTATIONS, Message, Step, Task
 from agentrl_cli.envs.base import ROUNDING, Env, import_extra, require_split
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
@@ -77,7 +77,8 @@ class GymText(Env):
         text, reward, terminated, truncated, info = self.environment.step(action)
         self.total += float(reward)
         done = bool(terminated or truncated)
-        shown = {key: value for key, value in dict(info).items() if _is_json(value)}
+        own = ANNOTATIONS | {"success"}  # keys that another library must not set
+        shown = {k: v for k, v in dict(info).items() if _is_json(v) and k not in own}
         if done:
             shown["success"] = self.total >= self.success_reward - ROUNDING
             self.close()

@@ -23,7 +23,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.event_loop import wait_for
 from agentrl_cli.core.limits import check_limits
-from agentrl_cli.core.types import Message, Step, Task
+from agentrl_cli.core.types import ANNOTATIONS, Message, Step, Task
 from agentrl_cli.envs.base import ROUNDING, Env, import_extra, require_split
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -92,7 +92,8 @@ class Verifiers(Env):
             return Step(answers, 0.0, False, False, {})
         reward, metrics = talk.score()
         self.close()
-        info = {**metrics, "success": reward >= self.success_reward - ROUNDING}
+        others = {key: value for key, value in metrics.items() if key not in ANNOTATIONS}
+        info = {**others, "success": reward >= self.success_reward - ROUNDING}
         return Step(answers, reward, True, False, info)
 
     def close(self) -> None:

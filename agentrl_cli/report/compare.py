@@ -244,8 +244,9 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
 
 
 def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
-    """Return the cost until the mean success of five updates reached the threshold."""
-    played = [record for record in runs if "episodes/success" in record.columns]
+    """Return the cost until the mean success of five updates reached the threshold; None if no run
+    has played as many."""
+    played = [r for r in runs if len(r.columns.get("episodes/success", ())) >= SMOOTHED_UPDATES]
     points: dict[str, list[float]] = {"episodes": [], "seconds": []}
     for record in played:
         success = seeds.moving_average(list(record.column("episodes/success")), SMOOTHED_UPDATES)

@@ -341,8 +341,9 @@ def decoder(record: Record) -> Decode:
 
 
 def tokens(turn: Turn, decode: Decode) -> list[Token]:
-    """Return the tokens of the action; none if their log-probs were not stored."""
-    if len(turn.logprobs) != len(turn.action_ids):
+    """Return the tokens of the action; none if their log-probs were not stored, or are not known
+    because another action replaced the sampled one."""
+    if len(turn.logprobs) != len(turn.action_ids) or None in turn.logprobs:
         return []
     pairs = zip(turn.action_ids, turn.logprobs, strict=True)
     return [(decode([id]), p, sum(p < math.log(limit) for limit in SHADES)) for id, p in pairs]

@@ -234,7 +234,9 @@ def next_commands(run: Run, found: Result) -> Iterator[tuple[str, str]]:
     elif gain.low > 0:
         yield "read an episode that training changed", f"agentrl show {folder} --changed"
         seed = found.record.seed + 1
-        another = f"{again} seed={seed}{name and f'{name}_s{seed}'}"
+        start, own = str(config.get("init")), f"_s{found.record.seed}"
+        init = f" init={start.removesuffix(own)}_s{seed}" if start.endswith(own) else ""
+        another = f"{again} seed={seed}{init}{name and f'{name}_s{seed}'}"
         yield "see whether another seed agrees", another
     else:
         yield "read a lost episode", f"agentrl show {folder} --lost"

@@ -132,8 +132,12 @@ def check_failures(
     if len(failed) > most * count:
         errors = Counter((episode.error, episode.error_kind) for episode in failed)
         (error, kind), times = errors.most_common(1)[0]
-        line = f"{len(failed)} of {count} episodes failed, {times} of them with: {error}"
-        raise RunAborted(f"{line}; fix {CAUSES.get(kind or '', 'the environment')} first")
+        so_far = " so far" if len(episodes) < count else ""
+        line = f"{len(failed)} of {count} episodes failed{so_far}, {times} of them with: {error}"
+        remedy = f"fix {CAUSES.get(kind or '', 'the environment')} first"
+        if kind == ContractError.kind:
+            remedy += " (agentrl check lists all faults)"
+        raise RunAborted(f"{line}; {remedy}")
 
 
 def probe_starts(

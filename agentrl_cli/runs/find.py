@@ -61,7 +61,7 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
     if files.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
         examples = ", ".join(run.quoted_folder for run in inside[:MAX_NAMED])
         return f": it is a folder with runs in it; name one of the {len(inside)}, like {examples}"
-    if close := difflib.get_close_matches(ref, names, n=1, cutoff=0.3):
+    if close := difflib.get_close_matches(ref, names, n=1, cutoff=0.5):
         return f" in '{root}'; did you mean '{close[0]}'?"
     if folders := folders_of_runs(root):
         examples = ", ".join(map(str, list(folders)[:MAX_NAMED]))

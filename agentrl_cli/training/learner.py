@@ -8,7 +8,7 @@ import random
 import reprlib
 from bisect import bisect_left
 from collections import Counter, UserDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -73,7 +73,7 @@ class PhaseMeter:
 class ReadFields(UserDict[str, Tensor]):
     """The per-token fields of a batch; `asked` collects the names that a loss asks for."""
 
-    def __init__(self, fields: dict[str, Tensor], asked: set[str]) -> None:
+    def __init__(self, fields: MutableMapping[str, Tensor], asked: set[str]) -> None:
         super().__init__(fields)
         self.asked = asked
 

@@ -252,7 +252,9 @@ def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]
                 raise
             except RunAborted as error:
                 if parts.ranks.any(parts.between_steps, "stop"):
-                    kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
+                    ranks = parts.ranks
+                    step = step_of(run.latest_checkpoint()) if ranks.is_main else None
+                    kept = f"the checkpoint of step {ranks.gather(step, 'checkpoint')[0]} holds"
                 else:
                     parts.save(run, planned=False)
                     kept = "saved"

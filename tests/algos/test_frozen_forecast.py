@@ -97,8 +97,8 @@ def test_rft_trains_turns_that_do_not_worsen_forecasts(model_folder: Path):
     phase = phase_of(rft(True), model_folder, critic(), [won, lost])
     (sample,) = phase.samples
     trained = [i for i, m in zip(sample.ids, sample.mask, strict=True) if m]
-    # the lost episode does not count, so V of the first state is 1/2
-    assert CHAT.text_of(trained) == "Is it big?<|im_end|>Is it a cat?<|im_end|>"
+    # V of the first state is (1/2 + 1) / 2, a mean over both episodes, so "Is it big?" is worse
+    assert CHAT.text_of(trained) == "Is it a cat?<|im_end|>"
 
 
 @pytest.mark.parametrize(("off", "neutral"), [(grpo(None), grpo(0.0)), (rft(False), None)])

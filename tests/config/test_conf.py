@@ -6,11 +6,14 @@ import inspect
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import as_dataclass, build, check, compose, options
 from agentrl_cli.config.renames import PRESETS, preset_overrides
 from agentrl_cli.config.settings import ModelConfig
-from agentrl_cli.config.validation import public_names
+from agentrl_cli.config.validation import OTHER_LIBRARIES, public_names
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
 from tests.paths import CONF
 
 FILES = sorted(CONF.glob("*/*.yaml"))
@@ -121,3 +124,16 @@ def test_user_chooses_prompts_and_wording():
     own = ["algo=nlac", "model=hf", "model.path=x", "prompts=tiny", "algo.prompts.refine=Again."]
     prompts = check(compose(own)).algo.prompts
     assert (prompts.parser, prompts.refine) == ("strict", "Again.")
+
+
+def test_names_in_other_libraries_lead_to_ours():
+    with pytest.raises(UserError) as error:
+        check(compose(["algo=ppo", *(f"{name}=1" for name in OTHER_LIBRARIES)]))
+    lines = str(error.value).splitlines()
+    chosen = (["algo=ppo", "model=hf", "model.path=x"], ["algo=grpo"])
+    nodes = [OmegaConf.to_container(compose(words)) for words in chosen]
+    keys = [f"{key}." for node in nodes for key in files.flatten(node)]
+    for name, ours in OTHER_LIBRARIES.items():
+        said = ours if " " in ours else f"It is '{ours}' here."
+        assert f"Unknown key '{name}'. {said}" in lines
+        assert " " in ours or any(key.startswith(f"{ours}.") for key in keys)

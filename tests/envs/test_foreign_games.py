@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -201,3 +202,19 @@ def test_missing_package_is_refused_before_writing(
     refused(done, f"env={name} needs ")
     assert f"pip install 'agentrl-cli[{name}]'" in done.stderr
     assert not list(tmp_path.rglob("*.*"))
+
+
+class Talkative:
+    """A game whose info has keys that agentrl writes."""
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        return "Go.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "Done.", 1.0, False, False, {"value": 3, "success": 0, "score": 2}
+
+
+def test_reserved_keys_of_another_library_are_left_out():
+    env = build(compose_checked(["env=gym_text", f"env.entry={__name__}:Talkative"]).env)
+    env.reset(env.tasks("train")[0], 0)
+    assert env.step("x").info == {"score": 2}

@@ -165,3 +165,9 @@ def test_dialogue_gets_the_example_and_does_not_train_on_it():
     for row in rows:
         (turn,) = reader.read(row, 1).turns
         assert turn.observation == [*preamble(env), said[0]] and turn.action == "Is it an animal?"
+
+
+def test_example_of_a_short_game_counts_no_turns_below_zero():
+    env = build(compose_checked(["env=twentyq", "env.instructions=full", "env.max_turns=2"]).env)
+    texts = [message.content for message in env.example()]
+    assert len(texts) == 4 and not any("-" in text for text in texts)

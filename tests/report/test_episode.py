@@ -58,8 +58,9 @@ def test_tokens_are_shaded_by_probability():
     turn = Turn([], "ab", [], [1, 2, 3, 4, 5], logprobs)
     shaded = [(f"[{n + 1}]", logprob, n) for n, logprob in enumerate(logprobs)]
     assert tokens(turn, str) == shaded
-    turn.logprobs = []
-    assert tokens(turn, str) == []
+    for unknown in ([], [None] * 5):  # not stored; another action replaced the sampled one
+        turn.logprobs = unknown
+        assert tokens(turn, str) == []
 
 
 CRITIC = {

@@ -98,6 +98,17 @@ def test_next_commands_depend_on_the_gain(tmp_path: Path, final: Outcomes, verbs
     assert "algo.ppo.optimizer.lr" in list(summary.next_commands(run, worse))[-1][1]
 
 
+@pytest.mark.parametrize(("init", "next_init"), [
+    ("runs/sft_s0", " seed=1 init=runs/sft_s1 "), ("runs/base", " seed=1 "), (None, " seed=1 ")
+])  # fmt: skip
+def test_next_seed_starts_from_the_run_of_that_seed(tmp_path: Path, init: str, next_init: str):
+    final = {task: [1, 1] for task in BASE}
+    found = summary.result(run := Run(write_run(tmp_path / "it", final=final, init=init)))
+    assert found is not None
+    (_, (_, command)) = summary.next_commands(run, found)
+    assert next_init in f"{command} " and command.count("init=") == next_init.count("init=")
+
+
 # accuracy of the critique
 
 TURNS, FAULTY, RECALL = (f"critique/{name}" for name in ("turns", "faulty", "recall"))

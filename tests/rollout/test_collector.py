@@ -53,7 +53,7 @@ def test_groups_share_a_task_with_unique_seeds(sampler):
 
 
 def test_too_many_failures_stop_a_step():
-    with pytest.raises(RunAborted, match=r"1 of 2 episodes failed, 1 .* broken at 1"):
+    with pytest.raises(RunAborted, match=r"1 of 2 episodes failed so far, 1 .* broken at 1"):
         collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
     task = EchoEnv().tasks("train")[0]
     fine = Episode("a", task, "g", 0, [])

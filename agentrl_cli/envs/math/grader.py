@@ -68,11 +68,15 @@ def grade(answer: str, gold: str, extract: Extract = "boxed", tolerance: float =
     With `extract="last_math"` math-verify's defaults find the answer in the reply. If one of the
     answers is a decimal, numbers may differ by `tolerance`, relative to the correct one. Safe in
     threads and on hostile text. Raises UserError if only math-verify can compare and it is not
-    installed, for an unknown `extract`, and for a tolerance outside 0 to 1."""
+    installed, for an unknown `extract`, for a tolerance outside 0 to 1, and for an answer that is
+    no text."""
     if extract not in get_args(Extract):
         choices = " or ".join(get_args(Extract))
         raise UserError(f"extract is '{extract}'; give {choices}", code="unknown-option")
     require_fraction(tolerance=tolerance)
+    for name, text in (("answer", answer), ("gold", gold)):
+        if not isinstance(text, str):
+            raise UserError(f"{name} is {text!r}; give text", code="invalid-value")
     tolerance = tolerance if DECIMAL_POINT.search(f"{answer}\n{gold}") else 0.0
     return (_grade_reply if extract == "last_math" else _grade_box)(answer, gold, tolerance)
 

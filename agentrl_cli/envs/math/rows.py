@@ -18,6 +18,9 @@ from agentrl_cli.core.hub import prepare_hub
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.answers import boxed
 
+MAX_NAMED = 10  # lines that an error names
+NOT_JSON = object()
+
 Row = dict[str, Any]
 VAL_NAMES = ("val", "validation", "dev")  # splits of a data set used as `val`
 BLANK_LINES = re.compile(r"\n\s*\n")
@@ -77,7 +80,7 @@ def _draw(rows: list[Row], share: float, name: str, seed: int) -> list[Row]:
 def _parse_splits(data: str) -> dict[str, list[Row]]:
     """Return the parsed rows of each split. With several splits, ids begin with the split."""
     numbered = _numbered_rows(data)
-    splits: dict[str, list[Row]] = {}
+    splits, bad = dict[str, list[Row]](), list[str]()
     for name, rows in numbered.items():
         by_id: dict[str, Row] = {}
         for number, row in rows:
@@ -86,17 +89,22 @@ def _parse_splits(data: str) -> dict[str, list[Row]]:
                 if parsed["id"] in by_id:
                     raise ValueError(f"the id '{parsed['id']}' occurs twice")
             except ValueError as error:
-                raise _bad_line(data, number, str(error)) from None
+                bad.append(f"line {number} of '{data}' is not a row of MATH ({error})")
+                continue
             prefix = f"{name}-" if len(numbered) > 1 else ""
             by_id[parsed["id"]] = parsed | {"id": prefix + parsed["id"]}
         splits[name] = list(by_id.values())
+    if bad:
+        more = [f"and {len(bad) - MAX_NAMED} more"] if len(bad) > MAX_NAMED else []
+        lines = [f"{line}; fix or delete it" for line in [*bad[:MAX_NAMED], *more]]
+        raise UserError("\n".join(lines), code="bad-row")
     return splits
 
 
 def _parse_row(number: int, row: Any) -> Row:
     """Return a row in the form described above. Raises ValueError with the reason."""
     if not isinstance(row, dict):
-        raise ValueError("not an object")
+        raise ValueError("not JSON" if row is NOT_JSON else "not an object")
     problem, solution = row.get("problem"), row.get("solution") or ""
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError("no 'problem'")
@@ -125,7 +133,7 @@ def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
     try:
         if path.suffix in (".jsonl", ".json"):
             lines = enumerate(path.read_bytes().splitlines(), start=1)
-            return {"": [(n, _json(data, n, line)) for n, line in lines if line.strip()]}
+            return {"": [(n, _json(line)) for n, line in lines if line.strip()]}
         if path.suffix == ".parquet":
             from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
@@ -150,13 +158,9 @@ def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
         raise UserError(line, code="unreadable-data") from None
 
 
-def _json(source: str, number: int, line: bytes) -> Any:
+def _json(line: bytes) -> Any:
+    """Return the value of a line, or NOT_JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise _bad_line(source, number, "not JSON") from None
-
-
-def _bad_line(source: str, number: int, reason: str) -> UserError:
-    line = f"line {number} of '{source}' is not a row of MATH ({reason}); fix or delete it"
-    return UserError(line, code="bad-row")
+        return NOT_JSON

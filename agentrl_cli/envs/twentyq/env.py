@@ -110,7 +110,7 @@ class TwentyQ(Env):
         """Return a few turns of a game up to its guess."""
         if self.instructions == "short":
             return []
-        rows, left = full_instructions()["twentyq"]["example"], self.max_turns
+        rows, left = full_instructions()["twentyq"]["example"][-self.max_turns :], self.max_turns
         messages = [Message("user", "Ask." + self._turns_left(left))]
         for number, (action, answer) in enumerate(rows, start=1):
             reply = Message("user", answer + self._turns_left(left - number))
@@ -142,8 +142,7 @@ class TwentyQ(Env):
         answer = self._answer(parsed, action, game.secret)
         kind, subject = _kind_and_subject(parsed, action, answer)
         info: dict[str, Any] = {"kind": kind, "repeated": (kind, subject) in game.asked}
-        if kind == "invalid":
-            info["invalid"] = True
+        info["invalid"] = kind == "invalid"
         game.asked.append((kind, subject))
         if isinstance(parsed, Question | Guess):
             info["guess" if kind == "guess" else "attribute"] = subject

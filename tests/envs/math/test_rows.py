@@ -68,6 +68,15 @@ def test_bad_line_is_reported_with_number(tmp_path: Path, line: Any):
     assert error.value.code == "bad-row" and f"line 3 of '{file}'" in str(error.value)
 
 
+def test_all_bad_lines_are_reported_together(tmp_path: Path):
+    file = written(tmp_path / "rows.jsonl", [row(0), "{", *[{"problem": "p"}] * 11])
+    with pytest.raises(UserError) as error:
+        read(file)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 11 and "line 2 of" in lines[0] and "(not JSON); fix" in lines[0]
+    assert lines[-1] == "and 2 more; fix or delete it"
+
+
 def test_test_share_ignores_the_order(tmp_path: Path):
     lines = [row(i, unique_id=str(i)) for i in range(200)]
     one = read(written(tmp_path / "a.jsonl", lines))

@@ -131,7 +131,7 @@ def test_info_separates_public_and_privileged():
         "animal", "fly", "water", None, "alive", "fly", "whale", "whale", "penguin",
     ]  # fmt: skip
     assert [info["repeated"] for info in infos] == [False] * 5 + [True, False, True, False]
-    assert [info.get("invalid", False) for info in infos] == [False] * 3 + [True] + [False] * 5
+    assert [info["invalid"] for info in infos] == [False] * 3 + [True] + [False] * 5
     hidden = [info["privileged"] for info in infos]
     land = 24 - 11  # animals, less those that fly
     assert [row["fits"] for row in hidden] == [24, land, 2, 2, 2, 2, 1, 1, 1]
