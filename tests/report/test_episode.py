@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -58,7 +60,8 @@ def test_tokens_are_shaded_by_probability():
     turn = Turn([], "ab", [], [1, 2, 3, 4, 5], logprobs)
     shaded = [(f"[{n + 1}]", logprob, n) for n, logprob in enumerate(logprobs)]
     assert tokens(turn, str) == shaded
-    for unknown in ([], [None] * 5):  # not stored; another action replaced the sampled one
+    missing: Any = [None] * 5
+    for unknown in ([], missing):  # not stored; another action replaced the sampled one
         turn.logprobs = unknown
         assert tokens(turn, str) == []
 
