@@ -43,6 +43,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -101,6 +102,7 @@ STEP_SIZE = {
 }  # fmt: skip
 TRIAL_STEPS, ARCHER_STEPS = 12, 32
 HORIZONS = {"archer": (24, 48), "sft": (3, 6, 12, 24)}
+PAUSED = 10
 LONG_RUNS = ("long", "long_lower")  # the second with the next lower rate
 NEAR_BEST = 0.02  # success on `val`, about the deviation of an evaluation with VAL_EPISODES
 HEADLINE = ("nlac", "self_ac", "grpo", "rft", "sft", "stepagent_implicit", "stepagent_inverse")
@@ -580,9 +582,17 @@ def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
     return {
         "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
-        "seconds": round(sum(map(seconds_of, updates)), 1),
+        "seconds": round(sum(seconds_by_update(updates)), 1),
         "commit": meta["git"]["commit"],
     }
+
+
+def seconds_by_update(updates: Rows) -> list[float]:
+    """Return the seconds of each update. One that took PAUSED times the median counts as the
+    median, because its process was stopped for a while."""
+    spent = [seconds_of(row) for row in updates]
+    usual = median(spent) if spent else 0.0
+    return [usual if seconds > PAUSED * usual else seconds for seconds in spent]
 
 
 def seconds_of(row: dict[str, Any]) -> float:
@@ -634,7 +644,7 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
     """Return the success of the episodes of each update, with the episodes and seconds before."""
     updates = read(run)[2]
     episodes = accumulate((int(row["episodes/count"]) for row in updates), initial=0)
-    seconds = accumulate(map(seconds_of, updates), initial=0.0)
+    seconds = accumulate(seconds_by_update(updates), initial=0.0)
     return named(plan) | {
         "success": [round(row["episodes/success"], 4) for row in updates],
         "episodes": list(episodes)[:-1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,13 +91,13 @@ def style() -> Iterator[None]:
 
 
 def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
-    """Return a drawn figure as SVG with text as text; equal numbers give equal bytes. Empty if
-    nothing is drawn. Raises UserError without matplotlib."""
+    """Return a drawn figure as SVG with text as text and coordinates in hundredths of a point; equal
+    numbers give equal bytes. Empty if nothing is drawn. Raises UserError without matplotlib."""
     buffer = io.StringIO()
     with style():
         if arguments[0] != []:
             draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+    return re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", buffer.getvalue())
 
 
 def learning_curves(section: Section) -> list[Panel]:
