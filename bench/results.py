@@ -582,15 +582,15 @@ def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
     return {
         "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
-        "seconds": round(sum(seconds_by_update(updates)), 1),
+        "seconds": round(sum(seconds_without_pauses(updates)), 1),
         "commit": meta["git"]["commit"],
     }
 
 
-def seconds_by_update(updates: Rows) -> list[float]:
-    """Return the seconds of each update. One that took PAUSED times the median counts as the
-    median, because its process was stopped for a while."""
-    spent = [seconds_of(row) for row in updates]
+def seconds_without_pauses(rows: Rows) -> list[float]:
+    """Return the seconds of each update or evaluation. One that took PAUSED times the median counts
+    as the median, because its process was stopped for a while."""
+    spent = [seconds_of(row) for row in rows]
     usual = median(spent) if spent else 0.0
     return [usual if seconds > PAUSED * usual else seconds for seconds in spent]
 
@@ -606,7 +606,11 @@ def store_hours(env: str, folder: Path) -> None:
     with FileLock(RESULTS / ".lock"):
         file = RESULTS / "hours.json"
         known = json.loads(file.read_text()) if file.exists() else {}
-        spent = sum(seconds_of(row) for run in folder.iterdir() for row in metrics(run))
+        kinds = (lambda row: "time/eval" not in row), (lambda row: "time/eval" in row)
+        runs = [metrics(run) for run in folder.iterdir()]
+        spent = sum(
+            sum(seconds_without_pauses(list(filter(kind, rows)))) for rows in runs for kind in kinds
+        )
         text = json.dumps(dict(sorted((known | {env: round(spent / 3600, 2)}).items())), indent=1)
         files.replace_text(file, text + "\n")
 
@@ -644,7 +648,7 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
     """Return the success of the episodes of each update, with the episodes and seconds before."""
     updates = read(run)[2]
     episodes = accumulate((int(row["episodes/count"]) for row in updates), initial=0)
-    seconds = accumulate(seconds_by_update(updates), initial=0.0)
+    seconds = accumulate(seconds_without_pauses(updates), initial=0.0)
     return named(plan) | {
         "success": [round(row["episodes/success"], 4) for row in updates],
         "episodes": list(episodes)[:-1],

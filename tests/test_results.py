@@ -263,6 +263,12 @@ def test_hours_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((tmp_path / "hours.json").read_text()) == {"arithmetic": 1.5, "wiki": 2.5}
 
 
+def test_pause_of_the_process_does_not_count():
+    rows = [{"time/train": seconds} for seconds in (10.0, 12.0, 700.0, 12.0, 100.0)]
+    assert results.seconds_without_pauses(rows) == [10.0, 12.0, 12.0, 12.0, 100.0]
+    assert results.seconds_without_pauses([]) == []
+
+
 def test_run_with_other_settings_is_not_taken(tmp_path: Path):
     plan = Plan("twentyq", "grpo", 0, "rate", (("algo.optimizer.lr", 1e-3),))
     run, note = tmp_path / plan.name, tmp_path / f"{plan.name}.settings"
