@@ -478,7 +478,7 @@ def page() -> str:
 
 def wrapped(block: str) -> str:
     """Return a paragraph in lines of at most WIDTH characters; other blocks are unchanged."""
-    if not block[0].isalpha() and block[0] not in "`":
+    if not block[0].isalpha() and block[0] not in "`*":
         return block
     return block if block.startswith("```") else textwrap.fill(block, WIDTH, break_on_hyphens=False)
 
