@@ -299,16 +299,16 @@ def costs(section: Section) -> Cells:
     """Return the table of what a run cost, in total and until it reached the threshold."""
     columns: Columns = {
         "group": lambda row: row.group,
-        "episodes": lambda row: whole(row.cost["episodes"]),
-        "tokens played": lambda row: whole(row.cost["tokens_played"]),
-        "tokens read": lambda row: whole(row.cost["tokens_read"]),
-        "seconds": lambda row: whole(row.cost["seconds"]),
-        "+ evaluation": lambda row: whole(row.cost["seconds_eval"]),
+        "episodes": lambda row: rounded(row.cost["episodes"]),
+        "tokens played": lambda row: rounded(row.cost["tokens_played"]),
+        "tokens read": lambda row: rounded(row.cost["tokens_read"]),
+        "seconds": lambda row: rounded(row.cost["seconds"]),
+        "+ evaluation": lambda row: rounded(row.cost["seconds_eval"]),
     }
     if known := next((row.efficiency for row in section.rows if row.efficiency), None):
         to = f"to {share(known.threshold)} %"
-        columns[f"episodes {to}"] = lambda row: whole(row.efficiency and row.efficiency.episodes)
-        columns[f"seconds {to}"] = lambda row: whole(row.efficiency and row.efficiency.seconds)
+        columns[f"episodes {to}"] = lambda row: rounded(row.efficiency and row.efficiency.episodes)
+        columns[f"seconds {to}"] = lambda row: rounded(row.efficiency and row.efficiency.seconds)
         columns["reached by"] = lambda row: (
             f"{row.efficiency.reached} of {row.efficiency.runs}" if row.efficiency else DASH
         )
@@ -396,7 +396,7 @@ def markdown(report: Report) -> str:
                 map(interval, row.intervals)
             ),
             "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
-            "training seconds": lambda row: whole(row.cost["seconds"]),
+            "training seconds": lambda row: rounded(row.cost["seconds"]),
         }
         header, *rows = _cells(columns, section.rows)
         for row in [header, ["---"] * len(header), *rows]:
@@ -413,9 +413,11 @@ def interval(value: Interval | None, signed: bool = False) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def whole(value: float | None) -> str:
-    """Return a rounded number with thousands separators, or a dash."""
-    return DASH if value is None else f"{value:,.0f}"
+def rounded(value: float | None) -> str:
+    """Return a number with thousands separators, rounded to a tenth if it is below 10, or a dash."""
+    if value is None:
+        return DASH
+    return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"
 
 
 def _cells(columns: Columns, rows: list[Figures]) -> Cells:
