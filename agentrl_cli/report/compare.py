@@ -414,7 +414,7 @@ def interval(value: Interval | None, signed: bool = False) -> str:
 
 
 def rounded(value: float | None) -> str:
-    """Return a number with thousands separators, rounded to a tenth if it is below 10, or a dash."""
+    """Return a number with thousands separators, rounded to a tenth below 10, or a dash."""
     if value is None:
         return DASH
     return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"

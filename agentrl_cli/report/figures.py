@@ -91,8 +91,9 @@ def style() -> Iterator[None]:
 
 
 def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
-    """Return a drawn figure as SVG with text as text and coordinates in hundredths of a point; equal
-    numbers give equal bytes. Empty if nothing is drawn. Raises UserError without matplotlib."""
+    """Return a drawn figure as SVG with text as text and coordinates in hundredths of a point.
+    Equal numbers give equal bytes. Empty if nothing is drawn. Raises UserError without
+    matplotlib."""
     buffer = io.StringIO()
     with style():
         if arguments[0] != []:
