@@ -3,6 +3,7 @@ from .check import check_env as check_env
 from .courier import Courier as Courier
 from .gym_worlds import GymText as GymText
 from .math.env import MathEnv as MathEnv
+from .prompts import Prompts as Prompts
 from .reasoning_gym import ReasoningGym as ReasoningGym
 from .tau.env import TauBench as TauBench
 from .twentyq.env import TwentyQ as TwentyQ

@@ -121,6 +121,20 @@ def import_extra(module: str, extra: str) -> Any:
         raise UserError(line, code="missing-package") from None
 
 
+def import_entry(key: str, entry: str | None) -> Any:
+    """Return the object that `package.module:name`, the value of `key`, names. Raises UserError if
+    it cannot be imported."""
+    module, _, name = (entry or "").partition(":")
+    if not module or not name:
+        line = f"{key} is {entry!r}; give a name such as package.module:name"
+        raise UserError(line, code="invalid-entry")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        line = f"{key} '{entry}' cannot be imported ({error})"
+        raise UserError(f"{line}; install it or correct the name", code="import") from None
+
+
 def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:
     """Return the episodes of each task, in order of play."""
     by_task: dict[str, list[Episode]] = {}

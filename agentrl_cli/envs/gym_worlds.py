@@ -7,7 +7,6 @@ so that its seed determines it, whatever else is drawn.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import logging
@@ -23,7 +22,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import ANNOTATIONS, Message, Step, Task
-from agentrl_cli.envs.base import ROUNDING, Env, import_extra, require_split
+from agentrl_cli.envs.base import ROUNDING, Env, import_entry, import_extra, require_split
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
 GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
@@ -90,15 +89,7 @@ class GymText(Env):
 
     def _make(self) -> Any:
         """Return a new environment. Raises UserError for an unknown entry or wrong options."""
-        module, _, name = (self.entry or "").partition(":")
-        if not module or not name:
-            line = f"env.entry is {self.entry!r}; give the factory as package.module:name"
-            raise UserError(line, code="invalid-entry")
-        try:
-            factory = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            line = f"env.entry '{self.entry}' cannot be imported ({error})"
-            raise UserError(f"{line}; install it or correct the name", code="import") from None
+        factory = import_entry("env.entry", self.entry)
         try:
             inspect.signature(factory).bind(**self.options)
         except TypeError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -30,15 +31,18 @@ OFFLINE = "use env.data=FILE with rows of your own, or env=arithmetic, which nee
 
 @lru_cache(maxsize=4)
 def read_splits(
-    data: str, test_data: str | None, test_share: float, seed: int, val_share: float = 0.0
-) -> dict[str, list[Row]]:
-    """Return the rows of `train`, `val` and `test`.
+    data: str, test_data: str | None, test_share: float, seed: int, val_share: float = 0.0,
+    parse: Callable[[int, Any], Row] | None = None,
+) -> dict[str, list[Row]]:  # fmt: skip
+    """Return the rows of `train`, `val` and `test`. `parse(number, row)` makes a row with "id" and
+    "problem", or raises ValueError with the reason; by default rows are those of MATH.
 
     Test rows are all of `test_data`; else the split `test`, if there is also a `train`; else a
     share of the rows, drawn by problem. With `test_data` the split `test` is for training, as usual
     with MATH-500. Val rows are the data's own split or a share of the others. Raises UserError for
     unreadable data."""
-    splits = _parse_splits(data)
+    parse = parse or _parse_row
+    splits = _parse_splits(data, parse)
     has_splits, own = {"train", "test"} <= splits.keys(), []
     if has_splits or (test_data is not None and "train" in splits):
         own = [row for name in VAL_NAMES for row in splits.pop(name, [])]
@@ -49,7 +53,7 @@ def read_splits(
         if test_data is None:
             test = _draw(rows, test_share, "row", seed)
         else:
-            test = list(chain(*_parse_splits(test_data).values()))
+            test = list(chain(*_parse_splits(test_data, parse).values()))
     rows = _without(rows, test)
     val = _without(own, [*rows, *test])
     val = val or _draw(rows, val_share, "val", seed)
@@ -77,7 +81,7 @@ def _draw(rows: list[Row], share: float, name: str, seed: int) -> list[Row]:
     return [row for row in rows if drawn[row["problem"]] < share * 10**6]
 
 
-def _parse_splits(data: str) -> dict[str, list[Row]]:
+def _parse_splits(data: str, parse: Callable[[int, Any], Row]) -> dict[str, list[Row]]:
     """Return the parsed rows of each split. With several splits, ids begin with the split."""
     numbered = _numbered_rows(data)
     splits, bad = dict[str, list[Row]](), list[str]()
@@ -85,11 +89,11 @@ def _parse_splits(data: str) -> dict[str, list[Row]]:
         by_id: dict[str, Row] = {}
         for number, row in rows:
             try:
-                parsed = _parse_row(number, row)
+                parsed = parse(number, row)
                 if parsed["id"] in by_id:
                     raise ValueError(f"the id '{parsed['id']}' occurs twice")
             except ValueError as error:
-                bad.append(f"line {number} of '{data}' is not a row of MATH ({error})")
+                bad.append(f"line {number} of '{data}' cannot be used ({error})")
                 continue
             prefix = f"{name}-" if len(numbered) > 1 else ""
             by_id[parsed["id"]] = parsed | {"id": prefix + parsed["id"]}
