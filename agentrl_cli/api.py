@@ -271,7 +271,7 @@ class _Callbacks:
             if not isinstance(callback, Callback):
                 line = f"callback {callback!r} is not an instance of agentrl_cli.Callback"
                 raise UserError(f"{line}; derive its class from it", code="invalid-callback")
-            for name in dir(callback):
+            for name in dir(type(callback)):
                 if name.startswith("on_") and not hasattr(Callback, name):
                     line = f"callback '{type(callback).__name__}' has '{name}', which nothing calls"
                     remedy = "there are on_step and on_evaluation"
@@ -283,7 +283,7 @@ class _Callbacks:
         for callback in self.callbacks:
             callback.run = Run(run.folder)
             try:
-                answers.append(getattr(callback, method)(step, metrics))
+                answers.append(getattr(callback, method)(step, dict(metrics)))
             except Exception as error:
                 name, reason = type(callback).__name__, f"{type(error).__name__}: {error}"
                 line = f"callback '{name}' failed in {method} at step {step} ({reason})"

@@ -20,6 +20,7 @@ from agentrl_cli import __version__
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.sft import SFT
 from agentrl_cli.cli.environment import check_contract
 from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
@@ -133,8 +134,9 @@ def repeated_steps(run: Run, checkpoint: Checkpoint) -> str:
     first = checkpoint.step + 1
     if last < first:
         return ""
-    steps = f"step {last} is" if last == first else f"steps {first} to {last} are"
-    return f"; {steps} repeated, because the process died before a later checkpoint"
+    if last == first:
+        return f"; step {last} is repeated, because no checkpoint has it"
+    return f"; steps {first} to {last} are repeated, because no checkpoint has them"
 
 
 def prepare_model(cfg: DictConfig) -> None:
@@ -267,7 +269,7 @@ def _update_time(parts: Parts, episodes: list[Episode], played: float) -> str:
     parts.learner.run(iter([Phase("policy", samples, nll)]), 0)
     trained = (perf_counter() - began) / len(episodes)
     actions = sum(len(episode.turns) for episode in episodes)
-    count = collector.count(algo.group_size) if algo.plays else 0
+    count = collector.count(algo.group_size) if parts.plays else 0
     demos = getattr(algo, "expert_states_per_update", 0) or len(algo.context.demos)
     learned = getattr(algo, "turns_per_update", 0) or count or demos
     learned += getattr(algo, "critic_updates", 0) * getattr(algo, "episodes_per_update", 0)
@@ -309,8 +311,8 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Iterator[tuple[str, object]]:
     learning = sum(spec.kind == "trained" for spec in specs.values())
     times = f", in each of {learning} models" if learning > 1 else ""
     yield "parameters", f"{size:,}, of which trained {trained:,}{times}"
-    shown = bool(cfg.data.demos) and algo.demo_use == "may"
-    plays = algo.plays and not (shown or cfg.data.offline)
+    shown = isinstance(algo, SFT) and cfg.data.demos  # which it knows only when it is bound
+    plays = algo.plays and not shown and not cfg.data.offline
     episodes = collector.count(algo.group_size) if plays else 0
     turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
     yield "episodes per step", episodes

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.config.compose import ConfigDirs, check, compose, load, parse_overrides
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
@@ -126,7 +126,8 @@ def resume(ref: str, overrides: list[str] | None = None, listener: Listener | No
     for override in overrides or []:
         key = override.partition("=")[0]
         if override != WITHOUT_ACTORS and key not in free:
-            if close := difflib.get_close_matches(key, free, 1, cutoff=0.8):
+            close = difflib.get_close_matches(key, free, 1, cutoff=0.8)
+            if close and OmegaConf.select(load(run.config_file, []), key) is None:
                 line = f"unknown key '{key}'; did you mean '{close[0]}'?"
                 raise UserError(line, code="unknown-key")
             line = f"'{override}' cannot change when a run is resumed; only steps, servers and"

@@ -38,7 +38,7 @@ CODES = {
     "literal_error": "unknown-option",
 }
 OTHER_LIBRARIES = {  # names in TRL, verl and Stable-Baselines3: our key, or a sentence
-    "batch_size": "hardware.microbatch_tokens", "beta": "algo.kl_coef",
+    "batch_size": "algo.minibatch_tokens", "beta": "algo.kl_coef",
     "clip_range": "algo.clip_eps", "clip_range_vf": "algo.value_clip", "epsilon": "algo.clip_eps",
     "epsilon_high": "algo.clip_eps_high", "eval_steps": "eval_every",
     "gradient_accumulation_steps": "algo.minibatch_tokens", "learning_rate": "algo.optimizer.lr",
@@ -352,11 +352,13 @@ def _remedy(cls: type, node: Any, loc: Key, key: Key) -> str:
     kind = _plain(kind)
     known = [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else []
     name = str(loc[-1])
-    if (ours := OTHER_LIBRARIES.get(name)) and name not in known:
-        return ours if " " in ours else f"It is '{ours}' here."
     inner: Iterable[str] = files.flatten(node) if len(loc) == 1 else ()
-    close = [k for k in inner if k.endswith(f".{name}")] or difflib.get_close_matches(name, known)
-    if close:
+    close = [k for k in inner if k.endswith(f".{name}")]
+    if not close and (ours := OTHER_LIBRARIES.get(name)) and key[:1] != ("env",):
+        full = (".".join(map(str, (*key, k))) for k in inner)
+        if " " in ours or not ours.startswith("algo.") or ours in full:
+            return ours if " " in ours else f"It is '{ours}' here."
+    if close := close or difflib.get_close_matches(name, known):
         return f"Did you mean '{dotted((*key, *loc[:-1], close[0]))}'?"
     known = [name for name in known if name != "choices"]  # which groups fill
     return f"Choose one of {', '.join(known)}." if known else "There are no keys here."

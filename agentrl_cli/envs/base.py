@@ -4,6 +4,7 @@ actions."""
 from __future__ import annotations
 
 import importlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -119,6 +120,14 @@ def import_extra(module: str, extra: str) -> Any:
         name = extra.replace("-", "_")
         line = f"env={name} needs a package; pip install 'agentrl-cli[{extra}]'"
         raise UserError(line, code="missing-package") from None
+
+
+def is_json(value: object) -> bool:
+    """Return whether a value can be written as JSON, without NaN."""
+    try:
+        return bool(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def import_entry(key: str, entry: str | None) -> Any:

@@ -8,7 +8,6 @@ so that its seed determines it, whatever else is drawn.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import random
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from pydantic import Field
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import ANNOTATIONS, Message, Step, Task
-from agentrl_cli.envs.base import ROUNDING, Env, import_entry, import_extra, require_split
+from agentrl_cli.envs.base import ROUNDING, Env, import_entry, import_extra, is_json, require_split
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
 GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
@@ -77,7 +76,7 @@ class GymText(Env):
         self.total += float(reward)
         done = bool(terminated or truncated)
         own = ANNOTATIONS | {"success"}  # keys that another library must not set
-        shown = {k: v for k, v in dict(info).items() if _is_json(v) and k not in own}
+        shown = {k: v for k, v in dict(info).items() if is_json(v) and k not in own}
         if done:
             shown["success"] = self.total >= self.success_reward - ROUNDING
             self.close()
@@ -103,13 +102,6 @@ class GymText(Env):
 def _close(environment: Any) -> None:
     if hasattr(environment, "close"):
         environment.close()
-
-
-def _is_json(value: object) -> bool:
-    try:
-        return bool(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 class GemGame:

@@ -16,10 +16,11 @@ from pydantic import Field
 from agentrl_cli.core.errors import ContractError, UserError
 from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import ROUNDING, Env, import_entry, require_split
+from agentrl_cli.envs.base import ROUNDING, Env, import_entry, is_json, require_split
 from agentrl_cli.envs.math.rows import read_splits
 
 ROLES = ("user", "assistant")
+OWN_ARGUMENTS = ("prompts", "completions")  # of a reward function
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,9 @@ class Prompts(Env):
         if self.data is None:
             line = "env=prompts needs rows with the key 'prompt'; give env.data=FILE"
             raise UserError(line, code="no-data")
-        import_entry("env.reward", self.reward)
+        if not callable(import_entry("env.reward", self.reward)):
+            line = f"env.reward '{self.reward}' is no function; name one"
+            raise UserError(line, code="invalid-entry")
         shares = (self.test_data, self.test_share, self.split_seed, self.val_share)
         rows = read_splits(self.data, *shares, parse)[split]
         return [Task(f"prompt-{split}-{row['id']}", split, row["row"]) for row in rows]
@@ -91,6 +94,11 @@ def parse(number: int, row: Any) -> dict[str, Any]:
     """Return a row with its id. Raises ValueError if it is no prompt."""
     if not isinstance(row, dict) or not (prompt := row.get("prompt")):
         raise ValueError("no 'prompt'")
+    for name, value in row.items():
+        if name in OWN_ARGUMENTS:
+            raise ValueError(f"the reward function has an argument '{name}'; rename that column")
+        if not is_json(value):
+            raise ValueError(f"the value of '{name}' is no JSON value")
     if not isinstance(prompt, str):
         if not isinstance(prompt, list) or not all(isinstance(m, dict) for m in prompt):
             raise ValueError("'prompt' is neither text nor a list of messages")
@@ -100,4 +108,5 @@ def parse(number: int, row: Any) -> dict[str, Any]:
                 raise ValueError(f"{reason}; a system message is env.instruction")
         if prompt[-1]["role"] != "user":
             raise ValueError("the last message of 'prompt' must be the user's")
-    return {"id": str(row.get("id", number)), "problem": str(prompt), "row": row}
+    given = row.get("id")
+    return {"id": str(number if given is None else given), "problem": str(prompt), "row": row}

@@ -7,7 +7,7 @@ Logits exist only at positions that predict a trained token, and only a chunk of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class Batch:
 
     ids: Tensor
     mask: Tensor
-    per_token: MutableMapping[str, Tensor]
+    per_token: dict[str, Tensor]
     lengths: Tensor
 
     def to(self, device: torch.device) -> Batch:

@@ -98,7 +98,8 @@ def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
     with style():
         if arguments[0] != []:
             draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
-    return re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", buffer.getvalue())
+    text_or_number = re.compile(r"(<text\b.*?</text>)|\d+\.\d{3,}", re.DOTALL)
+    return text_or_number.sub(lambda m: m[1] or f"{float(m[0]):.2f}", buffer.getvalue())
 
 
 def learning_curves(section: Section) -> list[Panel]:

@@ -7,8 +7,8 @@ import math
 import random
 import reprlib
 from bisect import bisect_left
-from collections import Counter, UserDict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -70,20 +70,26 @@ class PhaseMeter:
         return {f"{name}/{key}": float(number) for key, number in found.items()}
 
 
-class ReadFields(UserDict[str, Tensor]):
+class ReadFields(dict[str, Tensor]):
     """The per-token fields of a batch; `asked` collects the names that a loss asks for."""
 
-    def __init__(self, fields: MutableMapping[str, Tensor], asked: set[str]) -> None:
+    def __init__(self, fields: dict[str, Tensor], phase: str, asked: set[str]) -> None:
         super().__init__(fields)
-        self.asked = asked
+        self.phase, self.asked = phase, asked
 
     def __getitem__(self, name: str) -> Tensor:
-        self.asked.add(name)
+        if name not in self:
+            line = f"the loss of phase '{self.phase}' reads the field '{name}'"
+            known = ", ".join(f"'{key}'" for key in self) or "no fields"
+            raise UserError(f"{line}, but its samples have {known}", code=CONTRACT)
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
         self.asked.add(str(name))
         return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
 
 
 class Learner:
@@ -225,11 +231,12 @@ class Learner:
         """Return a batch on the device that notes which fields the loss asks for."""
         try:
             batch = collate([phase.samples[i] for i in rows]).to(self.models.device)
-        except (TypeError, ValueError) as error:
-            line = f"phase '{phase.name}' has a sample that cannot be trained ({error})"
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            line = f"phase '{phase.name}' has a sample that cannot be trained ({reason})"
             raise UserError(f"{line}; correct it", code=CONTRACT) from error
         asked = self.asked.setdefault(phase.name, {"branch"})  # which the model reads
-        return replace(batch, per_token=ReadFields(batch.per_token, asked))
+        return replace(batch, per_token=ReadFields(batch.per_token, phase.name, asked))
 
     def _warn_of_unread_fields(self, phase: Phase) -> None:
         """Print a warning, once for a phase, if its loss asked for a field that no sample has and

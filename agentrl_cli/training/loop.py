@@ -281,12 +281,12 @@ def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
         message = f"{error}; mend what generates before you go on"
         raise RunAborted(message, code="generator") from error
     except NonFiniteError as error:
+        file = run.folder / "failed-batch.json"
         if parts.ranks.is_main:
-            file = run.folder / "failed-batch.json"
             batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
             with files.explain_write_errors(run.folder):
                 files.write_json(file, batch)
-            error.args = (f"{error}; its batch is in '{file}', see docs/pitfalls.md",)
+        error.args = (f"{error}; its batch is in '{file}', see docs/pitfalls.md",)
         raise
     except Exception as error:
         if not is_out_of_memory(error):

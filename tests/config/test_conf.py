@@ -127,9 +127,11 @@ def test_user_chooses_prompts_and_wording():
 
 
 def test_names_in_other_libraries_lead_to_ours():
-    with pytest.raises(UserError) as error:
-        check(compose(["algo=ppo", *(f"{name}=1" for name in OTHER_LIBRARIES)]))
-    lines = str(error.value).splitlines()
+    lines: list[str] = []
+    for algo in ("ppo", "grpo"):
+        with pytest.raises(UserError) as error:
+            check(compose([f"algo={algo}", *(f"{name}=1" for name in OTHER_LIBRARIES)]))
+        lines += str(error.value).splitlines()
     chosen = (["algo=ppo", "model=hf", "model.path=x"], ["algo=grpo"])
     nodes = [OmegaConf.to_container(compose(words)) for words in chosen]
     keys = [f"{key}." for node in nodes for key in files.flatten(node)]
@@ -137,3 +139,14 @@ def test_names_in_other_libraries_lead_to_ours():
         said = ours if " " in ours else f"It is '{ours}' here."
         assert f"Unknown key '{name}'. {said}" in lines
         assert " " in ours or any(key.startswith(f"{ours}.") for key in keys)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["algo=dpo", "beta=1"], "Did you mean 'algo.beta'?"),
+    (["algo=sft", "algo.num_generations=4"], "Choose one of "),
+    (["env=twentyq", "env.max_steps=5"], "Did you mean 'env.max_turns'?"),
+])  # fmt: skip
+def test_own_keys_win_over_names_in_other_libraries(words: list[str], said: str):
+    with pytest.raises(UserError) as error:
+        check(compose(words))
+    assert said in str(error.value)

@@ -51,7 +51,7 @@ def test_rows_are_tasks_and_the_function_scores(tmp_path: Path):
 
 
 def test_messages_are_a_prompt_too(tmp_path: Path):
-    env = world(tmp_path, [{"prompt": CHAT, "word": "bee", "id": n} for n in "ab"])
+    env = world(tmp_path, [{"prompt": CHAT, "word": "bee", "id": n} for n in ("a", None, None)])
     (task, *_) = [t for split in ("train", "val", "test") for t in env.tasks(split)]
     assert [m.role for m in env.reset(task, 0)] == ["user", "assistant", "user"]
     assert env.step("A bee.").reward == 1.0
@@ -59,7 +59,8 @@ def test_messages_are_a_prompt_too(tmp_path: Path):
 
 @pytest.mark.parametrize("row", [
     7, {}, {"prompt": ""}, {"prompt": 3}, {"prompt": ["a"]}, {"prompt": CHAT[:2]},
-    {"prompt": [{"role": "system", "content": "x"}]}, {"prompt": [{"role": "user"}]},
+    {"prompt": "Hi.", "completions": "a"}, {"prompt": [{"role": "system", "content": "x"}]},
+    {"prompt": [{"role": "user"}]},
 ], ids=str)  # fmt: skip
 def test_row_without_a_prompt_is_refused(tmp_path: Path, row: Any):
     with pytest.raises(UserError, match=r"line 2 of '.*' cannot be used \(") as error:
@@ -79,5 +80,7 @@ def test_other_results_than_one_number_break_the_contract(tmp_path: Path, kind: 
 def test_function_and_data_must_exist(tmp_path: Path):
     with pytest.raises(UserError, match=r"'tests\.envs\.test_prompts:nothing' cannot be imported"):
         world(tmp_path, [{"prompt": "Hi."}], "nothing").tasks("train")
+    with pytest.raises(UserError, match=r"'tests\.envs\.test_prompts:CHAT' is no function"):
+        world(tmp_path, [{"prompt": "Hi."}], "CHAT").tasks("train")
     with pytest.raises(UserError, match=r"give env\.data=FILE"):
         build(compose_checked(["env=prompts"]).env).tasks("train")

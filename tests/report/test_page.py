@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.report import page
+from agentrl_cli.report import figures, page
 from agentrl_cli.report.compare import gather
 from agentrl_cli.report.page import FIGURES, FILE, choose_examples, folder_for, write
 from agentrl_cli.runs import episode_files
@@ -51,6 +52,14 @@ def test_hostile_texts_are_escaped(made: Path):
     assert all("alert(1)" in text and "&lt;script&gt;" in text for text in texts)
     own = (Path(page.__file__).parent / "page.js").read_text()
     assert all(re.findall(r"<script.*?>(.*?)</script>", t, re.DOTALL) == [own] for t in texts)
+
+
+def test_coordinates_are_rounded_and_texts_are_not():
+    curve = figures.Line(np.array([0.0, 1 / 3]), np.array([0.1, 0.2]))
+    panel = figures.Panel("", {"grpo lr=0.0003": [curve]}, "x", "y")
+    drawn = figures.svg(figures.draw, [panel], 1, (3.0, 2.0))
+    assert "grpo lr=0.0003" in drawn
+    assert not re.search(r"\d\.\d{3}", re.sub(r"<text.*?</text>", "", drawn, flags=re.DOTALL))
 
 
 def test_policy_allows_only_its_style_script_and_images(made: Path):

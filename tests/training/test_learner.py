@@ -257,6 +257,22 @@ def test_phase_that_breaks_the_contract_is_refused(folder, phase: Any, said: str
     assert bench.models.version("policy") == 0 and not bench.published
 
 
+def test_loss_that_reads_a_missing_field_is_refused(folder):
+    samples = [replace(s, per_token={"wieght": [1.0] * len(s.ids)}) for s in texts()]
+
+    def loss(outputs, batch):
+        assert batch.per_token.get("other", 2) == 2 and list(batch.per_token | {"a": 1}) == [
+            "wieght", "a",
+        ]  # fmt: skip
+        return (outputs.logprobs * batch.per_token["weight"]).sum(), {}
+
+    with pytest.raises(UserError, match="reads the field 'weight', but its samples have 'wieght'"):
+        Bench(folder).run(Phase("mine", samples, loss))
+    for broken in ([Sample([], [1])], [*samples, *texts()]):
+        with pytest.raises(UserError, match="cannot be trained"):
+            Bench(folder).run(Phase("mine", broken, nll))
+
+
 def test_update_without_phases_is_refused(folder):
     with pytest.raises(UserError, match=r"update\(\) returned None; yield phases"):
         Bench(folder).learner.run(any_of(None), 0)

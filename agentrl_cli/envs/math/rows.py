@@ -100,8 +100,8 @@ def _parse_splits(data: str, parse: Callable[[int, Any], Row]) -> dict[str, list
         splits[name] = list(by_id.values())
     if bad:
         more = [f"and {len(bad) - MAX_NAMED} more"] if len(bad) > MAX_NAMED else []
-        lines = [f"{line}; fix or delete it" for line in [*bad[:MAX_NAMED], *more]]
-        raise UserError("\n".join(lines), code="bad-row")
+        lines = [f"{line}; fix or delete it" for line in bad[:MAX_NAMED]]
+        raise UserError("\n".join([*lines, *more]), code="bad-row")
     return splits
 
 
