@@ -19,14 +19,14 @@ Two algorithms differ. The first 20 updates of `archer` train its critic alone, 
 An update of `sft` is a pass over all demonstrations, so its longer run has 24.
 Ablations and controls have the settings of their algorithm. Those of NLAC stop after 12 updates,
 where NLAC is evaluated, too. A run that is done is not repeated, and one that was
-interrupted goes on. With --missing a run is not repeated either if its record is stored and is of
-this commit, or of one that --also names because its results are the same; trials are not if all of
-an algorithm are stored. So start all runs of a
-comparison from one commit (`git worktree`). Each run has one thread. Several processes can share a
-folder. The trials go to docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and
-ENV_curves.json, those of ablations to ENV_ablations.json, those of SmolLM2 to
-smollm2.json. ENV_base2 takes the settings of ENV and starts from another initial model. Last, the
-script prints the settings that the recipe must have.
+interrupted goes on. With --missing a stored record is enough: its run is not repeated, nor are the
+trials of an algorithm if all are stored. The record must be of this commit, or of one that --also
+names because its results are the same. So start all runs of a comparison from one commit (`git
+worktree`). Each run has one thread. Several processes can share a folder. The trials go to
+docs/results/ENV_trials.json, the results to ENV.json, ENV_critic.json and ENV_curves.json, those of
+ablations to ENV_ablations.json, those of SmolLM2 to smollm2.json. ENV_base2 takes the settings of
+ENV and starts from another initial model. Last, the script prints the settings that the recipe must
+have.
 """
 
 from __future__ import annotations

@@ -239,8 +239,8 @@ class Learner:
         return replace(batch, per_token=ReadFields(batch.per_token, phase.name, asked))
 
     def _warn_of_unread_fields(self, phase: Phase) -> None:
-        """Print a warning, once for a phase, if its loss asked for a field that no sample has and
-        did not ask for one that samples have, such as a mistyped one."""
+        """Print a warning, once for a phase, if a field may be misspelt: the loss did not ask for
+        it, but for one that no sample has."""
         self.warned.add(phase.name)
         given = {name for sample in phase.samples for name in sample.per_token}
         asked = self.asked.get(phase.name, given)
