@@ -28,7 +28,7 @@ class RunAborted(UserError):
 
 
 class DistributedError(RunAborted):
-    """Another process of this run ended or is at another step, so nothing can be saved."""
+    """A process of this run ended, is at another step, or has to end, so nothing can be saved."""
 
     default_code = "distributed"
 

@@ -286,7 +286,8 @@ class LocalChat:
         options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "do_sample": False}
         if self.temperature:
             options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
-        with TORCH_LOCK, torch.random.fork_rng(), torch.inference_mode():
+        devices = [model.device] if model.device.type == "cuda" else []
+        with TORCH_LOCK, torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(seed)
             options["pad_token_id"] = tokenizer.pad_token_id
             ids = model.generate(**prompt, **options)

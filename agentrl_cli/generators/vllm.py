@@ -103,8 +103,8 @@ class ServedModel:
 def serve_command(settings: ServerSettings, served: ServedModel, port: int) -> list[str]:
     """Return the command line. Raises UserError for a rank that vLLM cannot hold.
 
-    It ignores the generation defaults of the model, serves token ids without a tokenizer, and
-    accepts adapters at run time.
+    It ignores the generation defaults of the model, serves token ids without a tokenizer, reads as
+    many tokens as fit into memory, and accepts adapters at run time.
     """
     rank = next((rank for rank in RANKS if rank >= served.rank), None)
     if rank is None:
@@ -113,7 +113,8 @@ def serve_command(settings: ServerSettings, served: ServedModel, port: int) -> l
     adapters = str(ADAPTERS_PER_MODEL * served.models)
     return [
         settings.program, "serve", served.path, "--host", settings.host, "--port", str(port),
-        "--dtype", served.dtype, "--generation-config", "vllm", "--skip-tokenizer-init",
+        "--dtype", served.dtype, "--max-model-len", "auto", "--generation-config", "vllm",
+        "--skip-tokenizer-init",
         "--enable-lora", "--max-lora-rank", str(rank),
         "--max-loras", adapters, "--max-cpu-loras", adapters, *settings.arguments,
     ]  # fmt: skip

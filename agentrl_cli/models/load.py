@@ -140,7 +140,7 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     if config.path != "tiny":
         return read_pretrained(find_model(config.path), config, dtype)
     architecture = _read_config(TINY)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
         model = _without_weights(architecture, config, dtype)
     if config.weights is not None:
@@ -187,12 +187,21 @@ def _safely(source: str | Path) -> dict[str, Any]:
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
     """Return the dtype of `model.dtype` on `device`.
 
-    `auto` is bfloat16 on CUDA, and on a CPU that multiplies matrices of bfloat16 in hardware. The
-    embedded models keep float32 on every CPU, so that their results do not depend on it."""
+    `auto` is bfloat16 on devices that multiply matrices of bfloat16 in hardware. The embedded
+    models keep float32 on every CPU, so that their results do not depend on it."""
     if config.dtype == "auto":
-        is_fast = device.type == "cuda" or (config.path != "tiny" and cpu_has_bfloat16())
+        is_fast = has_bfloat16(device) and (device.type == "cuda" or config.path != "tiny")
         return torch.bfloat16 if is_fast else torch.float32
     return DTYPES[config.dtype]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices of bfloat16 in hardware. A missing GPU counts as
+    one that does."""
+    if device.type == "cuda":
+        available = torch.cuda.is_available()
+        return not available or torch.cuda.is_bf16_supported(including_emulation=False)
+    return cpu_has_bfloat16()
 
 
 def cpu_has_bfloat16() -> bool:
@@ -214,7 +223,7 @@ def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -
     )
     model: PeftModel | None = None
     options: dict[str, Any] = {"autocast_adapter_dtype": False}  # peft would compute in float32
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
         for name in names:
             torch.manual_seed(derive_seed(seed, "init", "lora", name))

@@ -113,7 +113,7 @@ class ModelSet:
         self.end_ids = end_ids(base)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = dict[str, nn.Module]()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             for name, spec in specs.items():
                 if spec.head is not None:
                     torch.manual_seed(derive_seed(seed, "init", "head", name))

@@ -25,7 +25,7 @@ from torch._C import _disabled_torch_function_impl
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
 
 from agentrl_cli.core.errors import UserError
@@ -178,6 +178,27 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
     return hidden.new_zeros(rows, length + 1, width).scatter(1, targets, hidden)[:, :length]
 
 
+def torch_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Run the attention that transformers calls "sdpa".
+
+    In float32 on CUDA no fused kernel of torch accepts heads that share keys, and without a mask
+    transformers does not repeat them. The kernel left needs memory quadratic in the length, so keys
+    and values are repeated here.
+    """
+    if query.is_cuda and query.dtype == torch.float32:
+        sharing = query.shape[1] // key.shape[1]
+        if sharing > 1 and use_gqa_in_sdpa(attention_mask, key, value):
+            key, value = (x.repeat_interleave(sharing, 1) for x in (key, value))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
 def split_attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -204,16 +225,16 @@ def split_attention_forward(
     if attention_mask is not None and not attention_mask.shape[-2]:
         attention_mask = None
     if attention_mask is None or attention_mask.shape[-2] == query.shape[-2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return torch_attention(module, query, key, value, attention_mask, **options)
     count = attention_mask.shape[-1] - attention_mask.shape[-2]  # V
     queries, keys, values = query[:, :, :count], key[:, :, :count], value[:, :, :count]
-    visible, _ = sdpa_attention_forward(module, queries, keys, values, None, **options)
+    visible, _ = torch_attention(module, queries, keys, values, None, **options)
     if detach:
         key = torch.cat([keys.detach(), key[:, :, count:]], 2)
         value = torch.cat([values.detach(), value[:, :, count:]], 2)
     queries = query[:, :, count:]
     if not isinstance(attention_mask, BlockedMask):
-        branches, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
+        branches, _ = torch_attention(module, queries, key, value, attention_mask, **options)
         return torch.cat([visible, branches], 1), None
     attended = []
     for block in attention_mask.blocks:
@@ -236,7 +257,7 @@ def flex_attention_forward(
     """FlexAttention under a block mask, compiled on CUDA; elsewhere its plain form, without
     gradient, for tests. Any other mask is passed to torch's own attention."""
     if not isinstance(attention_mask, BlockMask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return torch_attention(module, query, key, value, attention_mask, **options)
     attend = _compiled_flex() if query.is_cuda else flex_attention
     attended = attend(
         query, key, value, block_mask=attention_mask, scale=options["scaling"],
@@ -251,6 +272,7 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
+AttentionInterface.register("sdpa", torch_attention)
 AttentionInterface.register(FLEX, flex_attention_forward)
 AttentionMaskInterface.register(FLEX, sdpa_mask)
 for _grad, _name in SPLIT.items():  # for other rows these are sdpa, so generation does not change
@@ -284,8 +306,8 @@ def enable_packing(
     """Set the model's attention so that it reads packed rows in this layout.
 
     Raises UserError if the model does not support it, or if packed and separate log-probs differ.
-    They are compared in float32 on a small twin of the model, because rounding in bfloat16 can be
-    as large as the error of wrong packing.
+    They are compared in float32 on a small twin of the model, because rounding in bfloat16 or
+    TF32 can be as large as the error of wrong packing.
     """
     family, device = model.config.model_type, model.device.type
     _check_family(model)
@@ -297,7 +319,12 @@ def enable_packing(
         raise UserError(f"{line}; set algo.layout=visible_first", code="bad-layout")
     names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
     model.set_attn_implementation(names[layout])
-    gap = packing_gap(twin(model), [i % TWIN_VOCABULARY for i in critic_prompt])
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        gap = packing_gap(twin(model), [i % TWIN_VOCABULARY for i in critic_prompt])
+    finally:
+        torch.set_float32_matmul_precision(precision)
     if not gap <= TOLERANCE:  # NaN too
         line = f"packed and separate log-probs of this model differ by {gap:.2g} nats"
         raise UserError(f"{line}; choose another model", code="not-packable")

@@ -107,6 +107,10 @@ class ProcessRanks(Ranks):
         whole = [weight for weight in weights if not isinstance(weight, DTensor)]
         if not whole:
             return
+        with self.ends_without_memory():
+            self._sum_whole(whole)
+
+    def _sum_whole(self, whole: list[nn.Parameter]) -> None:
         has = self.sum(torch.tensor([float(weight.grad is not None) for weight in whole]))
         buckets: list[list[nn.Parameter]] = []
         for weight in (weight for weight, count in zip(whole, has.tolist(), strict=True) if count):
@@ -123,7 +127,8 @@ class ProcessRanks(Ranks):
     @contextmanager
     def together(self, *, passes: bool = False) -> Iterator[None]:
         if passes and self.sharded:
-            yield
+            with self.ends_without_memory():
+                yield
             return
         failed: Exception | None = None
         try:
@@ -140,6 +145,20 @@ class ProcessRanks(Ranks):
         for rank, reason in enumerate(reasons):
             if reason is not None:
                 raise error_of(rank, *reason)
+
+    @contextmanager
+    def ends_without_memory(self) -> Iterator[None]:
+        """Raise DistributedError if memory runs out inside an exchange between ranks. The others
+        wait in it, so they cannot be told, and this process has to end."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            line = f"memory ran out on rank {self.rank}; lower hardware.microbatch_tokens"
+        else:
+            return
+        raise DistributedError(line)  # outside `except`, so that tensors are freed
 
     def reports_first(self) -> bool:
         """Return whether this rank is the first to report why the run ends."""

@@ -21,9 +21,9 @@ from agentrl_cli.algos.base import Algorithm, models_of
 from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.generators.hf import check_layers
+from agentrl_cli.generators.hf import FREE_SHARE, check_layers
 from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
-from agentrl_cli.models.load import adapter_sizes, cpu_has_bfloat16, dtype_of, load_shapes
+from agentrl_cli.models.load import adapter_sizes, dtype_of, has_bfloat16, load_shapes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -36,6 +36,7 @@ NAMED = 3  # keys to lower that a message names
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 CGROUP_FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CACHED, BATCH_CACHE = "keys and values", "a batch's keys and values"
 Bytes = dict[str, int]
 
 
@@ -150,7 +151,8 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     Without LoRA each model is a copy. Weights below float32 have float32 masters and averages. A
     checkpointed layer keeps its input only and is recomputed in the backward pass. On CUDA AdamW
     steps all weights together and allocates a root of each second moment. Rows of a batch may be as
-    long as an episode; a server decodes without memory of this process.
+    long as an episode; a server decodes without memory of this process. If `cache_mib` is null, the
+    generator takes at most a share of what is free on a CUDA device.
     """
     s, context = read_shapes(cfg), cfg.rollout.max_seq_len
     validate_context(cfg, s.positions)
@@ -185,7 +187,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         "float32 masters": master * own * trained,
         "float32 averages": master * own * kinds.count("ema"),
         "optimizer moments": 2 * FULL * own * trained,
-        "keys and values": cached,
+        CACHED: cached,
         "merged weights": merged,
         "Python and libraries": PROCESS if device_type(cfg) == "cpu" else 0,
     }
@@ -195,13 +197,25 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         "reading logits": held | {"logits and loss": logits_bytes(s, tokens)},
         "the backward pass": held | {"backward of a layer": tokens * of_layer},
         "an optimizer step": step,
-        "decoding": {"a batch's keys and values": batch, "logits of a step": logits},
+        "decoding": {BATCH_CACHE: batch, "logits of a step": logits},
     }
     plan = MemoryPlan(parameters=s.parameters, adapter=s.adapter, kept=kept, phases=phases)
-    if cfg.hardware.get("strategy") != "fsdp" or s.adapter:
+    if cfg.hardware.get("strategy") == "fsdp" and not s.adapter:
+        processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
+        plan = sharded_plan(plan, s, processes, len(kinds))
+    limit = available_bytes(cfg) if device_type(cfg) == "cuda" else None
+    if limit is None or generator.get("cache_mib") is not None:
         return plan
-    processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
-    return sharded_plan(plan, s, processes, len(kinds))
+    loaded = sum(n for k, n in plan.kept.items() if k not in (CACHED, "optimizer moments"))
+    return with_cache_limit(plan, int(FREE_SHARE * max(0, limit - loaded)) // 2)
+
+
+def with_cache_limit(plan: MemoryPlan, half: int) -> MemoryPlan:
+    """Return the plan with at most `half` bytes each for kept keys and values and for a batch's."""
+    decoding = plan.phases["decoding"]
+    decoding = decoding | {BATCH_CACHE: min(half, decoding[BATCH_CACHE])}
+    kept = plan.kept | {CACHED: min(half, plan.kept[CACHED])}
+    return replace(plan, kept=kept, phases=plan.phases | {"decoding": decoding})
 
 
 def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int, models: int) -> MemoryPlan:
@@ -220,7 +234,7 @@ def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int, models: int) 
     kept = {
         "base weights": FULL * models * parameters // processes,
         "optimizer moments": plan.kept["optimizer moments"] // processes,
-        "keys and values": plan.kept["keys and values"],
+        CACHED: plan.kept[CACHED],
         "Python and libraries": plan.kept["Python and libraries"],
     }
     return replace(plan, kept=kept, phases=phases)
@@ -269,8 +283,7 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
         if cfg.model.lora is None:
             values["model.lora"] = LORA
         config, device = as_dataclass(cfg.model, ModelConfig), torch.device(device_type(cfg))
-        is_fast = device.type == "cuda" or cpu_has_bfloat16()
-        if is_fast and dtype_of(config, device) == torch.float32:
+        if has_bfloat16(device) and dtype_of(config, device) == torch.float32:
             values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
     for key, value in values.items():

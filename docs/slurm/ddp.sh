@@ -21,6 +21,8 @@ for word in "$@"; do
 done
 [ -n "$name" ] || { echo "give the run a name=NAME, so that it can be resumed" >&2; exit 2; }
 
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=570  # seconds that torchrun leaves a step after SIGTERM; its default is 30
+
 command=(train "$@" hardware=ddp)
 [ -d "$runs/$name/checkpoints" ] && command=(resume "$runs/$name")
 

@@ -62,7 +62,7 @@ def test_command_serves_adapters():
     settings = server_settings(arguments=["--enforce-eager"])
     command = " ".join(serve_command(settings, SERVED, 8000))
     assert command.startswith("vllm serve some/model --host 127.0.0.1 --port 8000 ")
-    assert "--dtype bfloat16 --generation-config vllm --skip-tokenizer-init" in command
+    assert "--dtype bfloat16 --max-model-len auto --generation-config vllm" in command
     assert "--enable-lora --max-lora-rank 32 --max-loras 4 --max-cpu-loras 4" in command
     assert command.endswith(" --enforce-eager")
     assert serve_variables(settings)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"

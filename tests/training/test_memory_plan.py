@@ -108,6 +108,18 @@ def test_presets_for_real_hardware_plan_within_it(name: str, tmp_path: Path):
     assert planned(*overrides)[0].peak < 0.95 * gib * GIB
 
 
+@pytest.mark.parametrize("algo", ["nlac", "grpo"])
+@pytest.mark.parametrize("hardware", ["gpu", "ddp", "ray"])
+def test_cache_without_limit_takes_a_share_of_the_gpu(hardware: str, algo: str, tmp_path: Path):
+    there = [f"model.path={write_shape(tmp_path, 'Qwen2.5-7B')}", "hardware.memory_gib=80"]
+    overrides = ["recipe=paper_twentyq", f"algo={algo}", f"hardware={hardware}", *there]
+    plan, _ = planned(*overrides)
+    assert 0 < plan.kept["keys and values"] < 20 * GIB
+    assert plan.peak < 0.95 * 80 * GIB
+    free, _ = planned(*overrides, "hardware.memory_gib=800")
+    assert free.kept["keys and values"] > 4 * plan.kept["keys and values"]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "hardware"),
     [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +25,11 @@ from tests.builders.ranks import (
     started_by,
     train_command,
     trained_by,
+    variables,
     weights,
 )
 from tests.builders.runs import DEMOS, GUARDED, SPEAKER, facts, trained
+from tests.paths import ROOT
 
 UPDATES = ("steps=3", "eval_every=3", "save_every=0")
 THREE = (*UPDATES, "algo.optimizer.lr=1e-4")
@@ -180,6 +185,37 @@ def refused_by(ends: list[Ended], shown: str) -> None:
     assert [end.code for end in ends] == [2] * len(ends), ends
     (line,) = "".join(end.err for end in ends).strip().splitlines()
     assert shown in line, line
+
+
+ONE_RUNS_OUT = """
+import torch
+from agentrl_cli.core.errors import DistributedError
+from agentrl_cli.training.distributed import ProcessRanks, explained_loss
+
+ranks = ProcessRanks("fsdp", "cpu")
+try:
+    with explained_loss(), ranks.together(passes=True):
+        if ranks.rank == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        ranks.sum(torch.ones(1))  # as a pass over sharded weights waits for the others
+except DistributedError as error:
+    raise SystemExit(str(error))
+"""
+
+
+@pytest.mark.ranks
+def test_memory_that_runs_out_on_one_rank_ends_all():
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_RUNS_OUT], stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variables(rank, 2, port)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    waits, runs_out = (process.communicate(timeout=60)[1] for process in started)
+    assert "memory ran out on rank 1; lower hardware.microbatch_tokens" in runs_out
+    assert "another process" in waits and all(process.returncode == 1 for process in started)
 
 
 @pytest.mark.ranks
