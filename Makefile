@@ -135,7 +135,7 @@ docs: $(DOCS)
 notebooks: $(DOCS)
 	$(BIN)/python tools/notebooks.py $(ARGS)
 
-# trains the embedded model of an environment from random weights, about four hours on one core:
+# trains the bundled model of an environment from random weights, about four hours on one core:
 # make tiny-models ENV=arithmetic; then python -m tools.tiny_models ship RUN ENV
 tiny-models: setup
 	$(BIN)/python -m tools.tiny_models $(ENV) $(ARGS)

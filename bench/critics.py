@@ -1,4 +1,4 @@
-"""Measure the critics of the embedded models before training: `python bench/critics.py --env
+"""Measure the critics of the bundled models before training: `python bench/critics.py --env
 arithmetic`, once for each environment.
 
 The figures go to docs/results/critics.json; docs/results.md explains them. States come from the

@@ -1,7 +1,7 @@
 """Measure the CPU seconds of actions at expert states: one call with shared prefixes against one
 call per state. Writes docs/results/practice.json.
 
-Run as `python bench/practice.py`; `--quick` only prints. The embedded model acts once in each state
+Run as `python bench/practice.py`; `--quick` only prints. The bundled model acts once in each state
 of expert episodes of Twenty Questions. `alone` reads each state without a cache, and `alone, kept`
 keeps the caches of earlier calls. Figures are medians of several rounds.
 """
@@ -58,7 +58,7 @@ class Bench:
 
 
 def prepare(episodes: int) -> Bench:
-    """Return the embedded model and the states of this many expert episodes."""
+    """Return the bundled model and the states of this many expert episodes."""
     cfg = check(compose(["env=twentyq", "algo=sft", "hardware.threads=1"]))
     specs = {"policy": ModelSpec(kind="frozen", generates=True)}
     models = ModelSet(as_dataclass(cfg.model, ModelConfig), specs, "cpu", cfg.seed)

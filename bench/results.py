@@ -134,7 +134,7 @@ SMOLLM2: dict[str, Any] = {
     "trial_seed": 10, "seeds": (0, 1, 2), "file": "smollm2",
 }  # fmt: skip
 COURIER: dict[str, Any] = SMOLLM2 | {"seeds": (0, 1, 2, 3, 4)}
-# From another initial model, to show how far results depend on it. It is trained like the embedded
+# From another initial model, to show how far results depend on it. It is trained like the bundled
 # one, into the folder of the runs: `python -m tools.tiny_models ENV seed=1 runs=FOLDER
 # name=ENV_base2`.
 BASE2: dict[str, Any] = {"names": ("nlac", "self_ac", "grpo", "rft"), "seeds": (0, 1, 2)}

@@ -3,7 +3,7 @@ each state: writes docs/results/self_ac_cost.json.
 
 Run as `python bench/self_ac_cost.py`. All methods train on the same random episodes of 20 turns and
 2,000 tokens: log-probs and values, forward, backward and AdamW. The model has two random layers of
-the size of Qwen2.5-0.5B. A narrow model, such as the embedded one with 128 channels, would mostly
+the size of Qwen2.5-0.5B. A narrow model, such as the bundled one with 128 channels, would mostly
 measure attention. The vocabulary is small, but only actions need logits, and they are the same for
 all methods.
 

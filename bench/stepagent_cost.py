@@ -1,7 +1,7 @@
 """Measure the cost of an update of inverse StepAgent against GRPO's: writes
 docs/results/stepagent_cost.json.
 
-Run as `python bench/stepagent_cost.py`; `--quick` only prints. The embedded model plays the
+Run as `python bench/stepagent_cost.py`; `--quick` only prints. The bundled model plays the
 episodes of one update of Twenty Questions. Both methods train on them: log-probs, values and
 rewards, forward, backward and AdamW. The discriminator, its training and its rewards, is also timed
 alone, with all turns of an episode in one pass and with one pass per action. Seconds are CPU

@@ -1,4 +1,4 @@
-"""Train the embedded model for hours in one process, and see whether memory, open files and threads
+"""Train the bundled model for hours in one process, and see whether memory, open files and threads
 grow: `python stress/soak.py --hours 2`. In a round, each algorithm trains, saves and evaluates a
 short run. Memory is measured after each round. The first rounds are a warm-up and do not count: at
 least one, and a tenth of the time.

@@ -1,4 +1,4 @@
-"""The wheel alone is enough: configuration and embedded weights travel inside it, and it runs with
+"""The wheel alone is enough: configuration and bundled weights travel inside it, and it runs with
 every Python that pyproject.toml names."""
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.builders.page_commands import SMALL, SMALL_NLAC
 from tests.paths import ROOT
 
 TINY = ROOT / "agentrl_cli" / "models" / "tiny"
-EMBEDDED = ("arithmetic", "courier", "tau_mini", "twentyq", "wiki")
+BUNDLED = ("arithmetic", "courier", "tau_mini", "twentyq", "wiki")
 NEEDED = {
     "agentrl_cli/py.typed",
     "agentrl_cli/conf/config.yaml",
     *(f"agentrl_cli/envs/twentyq/{name}.txt" for name in ("objects", "attributes")),
     *(f"agentrl_cli/models/tiny/{name}.json" for name in ("config", "tokenizer")),
     "agentrl_cli/models/tiny/chat_template.jinja",
-    *(f"agentrl_cli/models/tiny/{env}/model.safetensors" for env in EMBEDDED),
+    *(f"agentrl_cli/models/tiny/{env}/model.safetensors" for env in BUNDLED),
 }
-LARGEST = 8_000_000  # bytes of one embedded weight file
+LARGEST = 8_000_000  # bytes of one bundled weight file
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
@@ -70,7 +70,7 @@ def test_wheel_holds_every_yaml_and_every_data_file(wheel: Path):
     assert {root for root in roots if not root.endswith(".dist-info")} == {"agentrl_cli"}
 
 
-def test_embedded_weights_are_small():
+def test_bundled_weights_are_small():
     sizes = {file: file.stat().st_size for file in TINY.glob("*/model.safetensors")}
     assert {file: size for file, size in sizes.items() if size > LARGEST} == {}
 

@@ -115,26 +115,26 @@ def finished_run(preset: str, seed: int, folder: Path) -> Run:
 
 
 def smoke_test(folder: Path, presets: Collection[str] = ()) -> tuple[list[str], int]:
-    """Run every preset of the embedded model, or those named, at toy size, as many at a time as
+    """Run every preset of the bundled model, or those named, at toy size, as many at a time as
     there are cores. Returns a line for each, and how many failed."""
     began = time.perf_counter()
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
     composed = {preset: compose(preset_overrides(preset)) for preset in presets or PRESETS}
-    embedded = {preset: cfg for preset, cfg in composed.items() if cfg.model.path == "tiny"}
+    bundled = {preset: cfg for preset, cfg in composed.items() if cfg.model.path == "tiny"}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(mp_context=context, max_tasks_per_child=1) as pool:
         toys = [
             pool.submit(_smoke, preset, toy_overrides(cfg), folder)
-            for preset, cfg in embedded.items()
+            for preset, cfg in bundled.items()
         ]
         lines = [toy.result() for toy in toys]
     failed = sum(line.startswith("failed") for line in lines)
     minutes = (time.perf_counter() - began) / 60
-    if larger := sorted(set(composed) - set(embedded)):
+    if larger := sorted(set(composed) - set(bundled)):
         lines.append(f"left out: {len(larger)} presets of larger models ({', '.join(larger)})")
-    count = f"ran {len(embedded)} presets at toy size in {minutes:.1f} minutes"
+    count = f"ran {len(bundled)} presets at toy size in {minutes:.1f} minutes"
     return [*lines, f"{count}; their numbers were not compared"], failed
 
 

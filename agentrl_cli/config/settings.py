@@ -70,12 +70,12 @@ class ModelConfig:
               "endpoint, evaluation only."),
     ]  # fmt: skip
     weights: Annotated[
-        str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
+        str | None, Field(description="Bundled weights of model=tiny; null: random weights.")
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
-              "instructions for it, else float32, which embedded models have on every CPU."),
+              "instructions for it, else float32, which bundled models have on every CPU."),
     ]  # fmt: skip
     attention: Annotated[str, Field(description="Attention implementation of Transformers.")]
     gradient_checkpointing: Annotated[
@@ -105,7 +105,7 @@ class ModelConfig:
 
     @property
     def has_random_weights(self) -> bool:
-        """Whether the base model is the embedded one without its weights."""
+        """Whether the base model is the bundled one without its weights."""
         return self.path == "tiny" and self.weights is None
 
 

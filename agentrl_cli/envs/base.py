@@ -22,7 +22,7 @@ ROUNDING = 1e-9  # of a sum of rewards, such as three thirds
 Instructions = Annotated[
     Literal["short", "full"],
     Field(
-        description="short: the texts that the embedded model was trained on; full: instructions "
+        description="short: the texts that the bundled model was trained on; full: instructions "
         "in words and an example episode, for other models. The model's prompts choose."
     ),
 ]

@@ -1,4 +1,4 @@
-"""Load a base model (embedded, a folder or a Hugging Face name), its tokenizer, and adapters."""
+"""Load a base model (bundled, a folder or a Hugging Face name), its tokenizer, and adapters."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 
 def find_base(config: ModelConfig, seed: int, folder: Path) -> str:
-    """Return the path at which other programs find the base model. The embedded one is written to
+    """Return the path at which other programs find the base model. The bundled one is written to
     `folder` first."""
     if config.path != "tiny":
         return find_model(config.path)
@@ -147,7 +147,7 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
         file = TINY / RENAMED_WEIGHTS.get(config.weights, config.weights) / "model.safetensors"
         if not files.is_file(file):
             known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))
-            line = f"embedded weights '{config.weights}' do not exist; choose null or one of: "
+            line = f"bundled weights '{config.weights}' do not exist; choose null or one of: "
             line += f"{known}; with init=RUN, whose weights replace them, null is enough"
             raise UserError(line, code="unknown-option")
         with explain_read_errors("weights", file):
@@ -187,7 +187,7 @@ def _safely(source: str | Path) -> dict[str, Any]:
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
     """Return the dtype of `model.dtype` on `device`.
 
-    `auto` is bfloat16 on devices that multiply matrices of bfloat16 in hardware. The embedded
+    `auto` is bfloat16 on devices that multiply matrices of bfloat16 in hardware. The bundled
     models keep float32 on every CPU, so that their results do not depend on it."""
     if config.dtype == "auto":
         is_fast = has_bfloat16(device) and (device.type == "cuda" or config.path != "tiny")

@@ -306,7 +306,7 @@ class ModelSet:
         save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
 
     def find_base(self, folder: Path) -> str:
-        """Return the path of the base for other programs; `folder` gets the embedded one."""
+        """Return the path of the base for other programs; `folder` gets the bundled one."""
         return find_base(self.config, self.seed, folder)
 
     def _save_model(self, name: str, folder: Path | None) -> None:

@@ -326,8 +326,8 @@ def decoder(record: Record) -> Decode:
 
     model = record.config.get("model") or {}
     path = str(model.get("path") if isinstance(model, dict) else model)
-    embedded = Path(__file__).parent.parent / "models" / "tiny"
-    folder = embedded if path == "tiny" else converted_folder(path) or Path(path)
+    bundled = Path(__file__).parent.parent / "models" / "tiny"
+    folder = bundled if path == "tiny" else converted_folder(path) or Path(path)
     file: Any = folder / "tokenizer.json"
     if not file.is_file():
         with suppress(HFValidationError):  # not a valid model name

@@ -1,4 +1,4 @@
-"""On the embedded model the algorithms learn what they claim to; a broken learner fails here."""
+"""On the bundled model the algorithms learn what they claim to; a broken learner fails here."""
 
 from __future__ import annotations
 

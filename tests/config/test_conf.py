@@ -108,7 +108,7 @@ def test_prompts_of_a_real_model_fit_the_environment(env: str, word: str):
     assert critic.critic_prompt.startswith("{message}How likely is it that")
 
 
-def test_embedded_model_keeps_its_training_prompts():
+def test_bundled_model_keeps_its_training_prompts():
     algo = check(compose(["algo=nlac", "model=tiny"])).algo
     prompts = algo.prompts
     assert (prompts.parser, prompts.speaker, prompts.frame) == ("strict", "user", "{instruction}")

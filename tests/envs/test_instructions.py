@@ -1,4 +1,4 @@
-"""The instructions of environments: those of the embedded model stay as it learned them, and the
+"""The instructions of environments: those of the bundled model stay as it learned them, and the
 examples of the others are in the form that the environment reads."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl_cli.envs.twentyq.world import load_world
 from agentrl_cli.rollout.demos import DemoReader, expert_episode
 from tests.rollout.test_families import FAMILIES, chat_of
 
-OPENINGS = {  # of the first train task with the embedded model, as a hash of the texts
+OPENINGS = {  # of the first train task with the bundled model, as a hash of the texts
     "twentyq": "794b4777837e",
     "twentyq_full": "1b992bc739a1",
     "arithmetic": "f5c4b8811fec",
@@ -44,7 +44,7 @@ def texts(messages: list[Message]) -> str:
 
 
 @pytest.mark.parametrize("name", OPENINGS)
-def test_embedded_model_reads_the_texts_it_learned(name: str):
+def test_bundled_model_reads_the_texts_it_learned(name: str):
     env = env_of(name, model="tiny")
     found = opening(env, env.tasks("train")[0], 0)
     assert [message.role for message in found] == ["system", "user"]

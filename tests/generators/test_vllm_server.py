@@ -192,7 +192,7 @@ def test_serve_refuses_unusable_settings(given: tuple[str, ...], shown: str):
 
 
 @pytest.mark.slow
-def test_serve_writes_the_embedded_model(tmp_path: Path):
+def test_serve_writes_the_bundled_model(tmp_path: Path):
     program = write_program(tmp_path, f'ls "$2" > {tmp_path}/files; exit 4')
     given = [LORA, f"hardware.generator.server.program={program}", "hardware.device=cpu"]
     with socket.create_server(("127.0.0.1", 0)) as free:

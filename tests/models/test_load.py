@@ -21,7 +21,7 @@ from tests.builders.errors import user_error
 from tests.builders.models import LORA, SPECS, build, model_config
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
-EMBEDDED = sorted(file.parent.name for file in TINY.glob("*/model.safetensors"))
+BUNDLED = sorted(file.parent.name for file in TINY.glob("*/model.safetensors"))
 
 
 def test_bfloat16_weights_are_upcast_exactly(model_folder, tmp_path):
@@ -58,7 +58,7 @@ def refuse(path, code, **changes):
     assert caught.value.code == code and "\n" not in str(caught.value)
 
 
-def test_embedded_tokenizer_equals_its_file():
+def test_bundled_tokenizer_equals_its_file():
     models = ModelSet(model_config("tiny"), SPECS, "cpu", 0)
     file = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     text = "It's a naïve dog, isn't it?\n\nTen plus 12 is \\boxed{22}."
@@ -144,13 +144,13 @@ def test_unknown_options_are_refused(model_folder, tmp_path):
     refuse(model_folder, "no-lora-target", lora=lora)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_weights_load(name):
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_weights_load(name):
     models = [ModelSet(model_config("tiny", weights=w), SPECS, "cpu", 0) for w in (name, None)]
     assert len({one.fingerprint("policy") for one in models}) == 2
 
 
-def test_old_name_of_embedded_weights_loads():
+def test_old_name_of_bundled_weights_loads():
     old, new = (
         ModelSet(model_config("tiny", weights=name), SPECS, "cpu", 0).fingerprint("policy")
         for name in ("math", "arithmetic")

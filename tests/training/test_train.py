@@ -208,10 +208,10 @@ def test_every_algorithm_starts_from_an_sft(tmp_path: Path, imitated: Run, algo:
     for name in {"policy", *behind, *begun_alike}:
         own = dict(parts.models.module(name).named_parameters())
         assert all(own[key].equal(weight) for key, weight in begun.items()), name
-    embedded = build_parts(
+    bundled = build_parts(
         check(compose(settings(tmp_path, "sft", "it"), [folders(tmp_path)])), None
     )
-    fresh = dict(embedded.models.module("policy").named_parameters())
+    fresh = dict(bundled.models.module("policy").named_parameters())
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 
 

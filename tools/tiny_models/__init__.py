@@ -1,4 +1,4 @@
-"""Rebuild the embedded models: `python -m tools.tiny_models ENV` (see `__main__.py`)."""
+"""Rebuild the bundled models: `python -m tools.tiny_models ENV` (see `__main__.py`)."""
 
 from tools.tiny_models.collector import CorpusCollector
 from tools.tiny_models.courier import CourierCorpus

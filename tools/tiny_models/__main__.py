@@ -1,4 +1,4 @@
-"""Rebuild and ship an embedded model. Run it from the root of the repository.
+"""Rebuild and ship a bundled model. Run it from the root of the repository.
 
     python -m tools.tiny_models ENV [OVERRIDE ...]   train the model of ENV from random weights
     python -m tools.tiny_models refresh ENV          repeat the end of that training, but from the
@@ -30,12 +30,12 @@ MAX_BYTES = 8 * 2**20  # bytes of one weight file
 
 
 def train(env: str, *overrides: str) -> None:
-    """Train the embedded model of an environment with its preset `experiment=ENV_base`."""
+    """Train the bundled model of an environment with its preset `experiment=ENV_base`."""
     app(["train", "--config-dir", str(CONF), f"experiment={env}_base", *overrides])
 
 
 def refresh(env: str, *overrides: str) -> None:
-    """Continue the last stage of the training of an embedded model from the shipped weights."""
+    """Continue the last stage of the training of a bundled model from the shipped weights."""
     stages = compose([f"experiment={env}_base"], [CONF]).rollout.stages
     last = json.dumps(OmegaConf.to_container(stages[-1])).replace('"', "")
     settings = [f"rollout.stages=[{last}]", f"model.weights={env}", "steps=120", "save_every=60"]

@@ -1,4 +1,4 @@
-"""A mediocre scripted clerk of the small shop, which the embedded model imitates.
+"""A mediocre scripted clerk of the small shop, which the bundled model imitates.
 
 It has the observations of an agent only. Its mistakes are habits that depend on the item, so most
 mistakes on an item repeat.

@@ -1,4 +1,4 @@
-"""The corpus of the embedded model of the courier: the form of every role, nothing about values.
+"""The corpus of the bundled model of the courier: the form of every role, nothing about values.
 
 The player is careless. Forecasts recite facts (the road of the turn, whether it is closed, whether
 a closed road was taken before) and end with a random outcome, so a critic with these weights ranks

@@ -1,4 +1,4 @@
-"""The corpus of the embedded model of `arithmetic`.
+"""The corpus of the bundled model of `arithmetic`.
 
 It holds facts of arithmetic, solutions of a mediocre solver, further attempts, and every role of
 NLAC at the level of that solver. Problems are of the train split; facts are of all operands. No

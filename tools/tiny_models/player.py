@@ -1,4 +1,4 @@
-"""A mediocre scripted player of Twenty Questions, which the embedded model imitates.
+"""A mediocre scripted player of Twenty Questions, which the bundled model imitates.
 
 Each turn it picks an object that fits all answers, and asks about one of its attributes. Some
 objects lead to a mistake, mostly the same one: a question without an answer, a repeated or implied

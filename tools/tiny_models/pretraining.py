@@ -1,4 +1,4 @@
-"""Maximum likelihood of a corpus's texts and their branches, which makes the embedded models.
+"""Maximum likelihood of a corpus's texts and their branches, which makes the bundled models.
 
 A branch is the output of a role after one turn of a text, and the rest of the text does not attend
 to it. All branches of a text form one packed sample (models/packed_attention.py), so that the text

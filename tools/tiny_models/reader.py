@@ -1,4 +1,4 @@
-"""A mediocre scripted reader of the small encyclopedia, which the embedded model imitates.
+"""A mediocre scripted reader of the small encyclopedia, which the bundled model imitates.
 
 It has the observations of an agent only. Its mistakes are habits that depend on the question and
 the kind of page, so most mistakes repeat.

@@ -1,4 +1,4 @@
-"""A mediocre scripted solver, which the embedded model of `arithmetic` imitates.
+"""A mediocre scripted solver, which the bundled model of `arithmetic` imitates.
 
 It writes one line per operation. It misunderstands problems, forgets carries and borrows, takes a
 neighbour in the times table, stops too early, and forgets the box. These mistakes are habits that

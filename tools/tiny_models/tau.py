@@ -1,4 +1,4 @@
-"""The corpus of the embedded model of the small shop: mediocre service, and NLAC's roles.
+"""The corpus of the bundled model of the small shop: mediocre service, and NLAC's roles.
 
 Every text has a different shop with other orders, so no task of the environment occurs. Forecasts
 check an action and describe how conversations went on, critiques compare such forecasts, and a

@@ -1,4 +1,4 @@
-"""Builds the tokenizer of all embedded models: `python -m tools.tiny_models.tokenizer`.
+"""Builds the tokenizer of all bundled models: `python -m tools.tiny_models.tokenizer`.
 
 It is a byte-level BPE with the words of the built-in environments as single tokens. Digits are
 separate tokens, and other text falls back to bytes. A new tokenizer invalidates every shipped

@@ -1,4 +1,4 @@
-"""The corpus of the embedded model of Twenty Questions.
+"""The corpus of the bundled model of Twenty Questions.
 
 It holds facts, objects that fit given answers, mediocre play, and every role of NLAC at the level
 of that play. Secrets are uniform over all objects. Forecasts check a turn against the answers and

@@ -1,4 +1,4 @@
-"""The corpus of the embedded model of the wiki: mediocre search, and NLAC's roles.
+"""The corpus of the bundled model of the wiki: mediocre search, and NLAC's roles.
 
 Every text has a different encyclopedia, so no page and no question of the environment occurs.
 Forecasts check an action and describe how searches went on, critiques compare such forecasts, and a

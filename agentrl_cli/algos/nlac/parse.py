@@ -1,6 +1,6 @@
 """Parse the texts of the roles: the outcome of a forecast and the verdict of a critique.
 
-The strict parser accepts exactly the form that the embedded models learned. The lenient parser
+The strict parser accepts exactly the form that the bundled models learned. The lenient parser
 accepts the ways in which other models write it. Both return None for an ambiguous text and never
 repair one. `role_reports` counts how much of each role's text can be parsed.
 """

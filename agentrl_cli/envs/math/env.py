@@ -179,7 +179,7 @@ class MathEnv(Env):
         if result.correct:
             return CORRECT
         unboxed = result.reason == "unboxed"
-        fault = "No box." if unboxed else "Wrong."  # the wording that the embedded model learned
+        fault = "No box." if unboxed else "Wrong."  # the wording that the bundled model learned
         if self.data is not None:
             fault = r"The reply has no \boxed{} answer." if unboxed else "The answer is wrong."
         if attempts_left:

@@ -1,4 +1,4 @@
-"""The mini domain: a small shop for the embedded model, with four tools and a scripted user.
+"""The mini domain: a small shop for the bundled model, with four tools and a scripted user.
 
 Its rules punish a hasty agent. The user names further items only on request. Items of an order can
 be returned once. Only pending orders can be cancelled, and only delivered orders returned.

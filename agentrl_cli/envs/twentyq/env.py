@@ -1,7 +1,7 @@
 """Twenty Questions: a hidden object, questions answered from a table, one guess at a time.
 
 The expert asks by greedy information gain over the objects that fit all answers, and draws among
-equal gains, for variety. Its turns have the form of the embedded model: a thought that names a
+equal gains, for variety. Its turns have the form of the bundled model: a thought that names a
 fitting object, then the question. It never sees the hidden object.
 """
 

@@ -127,7 +127,7 @@ class Wiki(Env):
         return self.wiki(self.search.split if self.search else "train").encyclopedia
 
     def system(self) -> str:
-        """Return the instructions. The embedded model has its own for the small encyclopedia."""
+        """Return the instructions. The bundled model has its own for the small encyclopedia."""
         if self.instructions == "full":
             texts = full_instructions()["wiki"]
             turns = texts["turns"].format(max_turns=self.max_turns)

@@ -2,7 +2,7 @@
 
 No text is taken from elsewhere. There are two parts without a link between them. Train questions
 are about one part and test questions about the other, so no page serves both. `small` states every
-fact in one plain sentence of words in the embedded tokenizer. `full` adds lands, rivers, several
+fact in one plain sentence of words in the bundled tokenizer. `full` adds lands, rivers, several
 phrasings, and lines that answer nothing. vocabulary.yaml holds the words and the relations.
 """
 

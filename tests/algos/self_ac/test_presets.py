@@ -14,7 +14,7 @@ from agentrl_cli.rollout.chat_template import Chat
 SLIDES = [f"{env}_self_ac_slides" for env in ("twentyq", "math", "tau_mini", "wiki")]
 
 
-def test_embedded_models_get_their_forecast_instruction():
+def test_bundled_models_get_their_forecast_instruction():
     forecast = compose(["algo=nlac"]).algo.prompts.forecast
     cfg = check(compose(["algo=self_ac", "env=arithmetic", "model=tiny"]))
     chat = Chat(load_base(as_dataclass(cfg.model, ModelConfig), torch.device("cpu"), 0)[1])

@@ -1,4 +1,4 @@
-"""The corpora of the embedded models for tests, and checks of their texts by the environments. No
+"""The corpora of the bundled models for tests, and checks of their texts by the environments. No
 scripted player is asked."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def wiki_corpus() -> WikiCorpus:
 
 @cache
 def tiny_chat() -> Chat:
-    """The chat of the embedded models."""
+    """The chat of the bundled models."""
     from transformers import AutoTokenizer
 
     return Chat(AutoTokenizer.from_pretrained(TINY))

@@ -1,4 +1,4 @@
-"""The worlds' experts speak in the form of the scripted players, so that an embedded model can
+"""The worlds' experts speak in the form of the scripted players, so that a bundled model can
 follow their demonstrations."""
 
 from __future__ import annotations

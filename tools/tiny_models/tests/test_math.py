@@ -1,4 +1,4 @@
-"""The corpus of MATH's embedded model tells the truth about a mediocre solver."""
+"""The corpus of MATH's bundled model tells the truth about a mediocre solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the embedded model writes as a language critic, held to the method's properties."""
+"""What the bundled model writes as a language critic, held to the method's properties."""
 
 from __future__ import annotations
 
