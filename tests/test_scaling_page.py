@@ -22,6 +22,8 @@ from tests.paths import ROOT
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 SCRIPTS = sorted((ROOT / "docs" / "slurm").glob("*.sh"))
 ROW = re.compile(r"^\| `(recipe=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
+PRESET_ROW = re.compile(r"^\| `(model=[^`]+)` \| ([\d.]+ GiB) \| ([\d.]+ GiB)", re.MULTILINE)
+SHAPES = {"qwen3_0.6b": "Qwen3-0.6B", "qwen2.5_1.5b": "Qwen2.5-1.5B", "qwen2.5_7b": "Qwen2.5-7B"}
 SHOWN = re.compile(r"^```\n(episodes per step .*?)^```", re.MULTILINE | re.DOTALL)
 MEMORY = "hardware.memory_gib=79"
 
@@ -45,6 +47,16 @@ def test_plan_on_the_page_is_current(model: str):
 def test_row_of_the_plan_is_current(model: str, overrides: str, peak: str):
     cfg = compose_checked([*overrides.split(), model, MEMORY])
     assert in_gib(plan_memory(cfg, build(cfg.algo)).peak) == peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "grpo", "nlac"), PRESET_ROW.findall(PAGE))
+def test_row_of_a_preset_is_current(overrides: str, grpo: str, nlac: str, tmp_path: Path):
+    shape = SHAPES[re.split("[= ]", overrides)[1]]
+    path = f"model.path={write_shape(tmp_path, shape)}"
+    for algo, peak in (("grpo", grpo), ("self_ac", grpo), ("nlac", nlac)):
+        cfg = compose_checked([f"algo={algo}", "env=twentyq_full", *overrides.split(), path])
+        assert in_gib(plan_memory(cfg, build(cfg.algo)).peak) == peak
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
