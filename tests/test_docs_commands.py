@@ -72,17 +72,17 @@ def test_files_that_a_page_names_exist(page: Path):
 def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
     named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
     named = {name for name in named if not name.startswith("ENV_")}  # a preset of each world
-    assert [n for n in named if not all(part in all_code() for part in n.split("."))] == []
+    assert [n for n in named if not set(n.split(".")) <= all_words()] == []
 
 
 @cache
-def all_code() -> str:
-    """Return the text of all code, settings and build files, with the names of the files."""
+def all_words() -> set[str]:
+    """Return the words of all code, settings and build files, and of the names of the files."""
     folders = ("agentrl_cli", "conf", "tests", "bench", "stress", "tools")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
     files = [file for file in files if file.suffix in (".py", ".pyi", ".yaml")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
-    return "\n".join(f"{file.stem}\n{file.read_text()}" for file in files)
+    return set(re.findall(r"\w+", "\n".join(f"{file.stem}\n{file.read_text()}" for file in files)))
 
 
 def test_fields_in_notation_exist():

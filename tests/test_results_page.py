@@ -48,6 +48,7 @@ def test_memory_of_smollm2_is_on_its_page():
     page = (ROOT / "docs" / "real_models.md").read_text()
     cost = json.loads((RECORDS / "smollm2_cost.json").read_text())
     methods = [m[1] for k in cost if (m := re.fullmatch("peak_mib_arithmetic_smollm2_(.+)", k))]
+    assert methods
     for name in methods:
         peak, predicted = (
             cost[f"{kind}_arithmetic_smollm2_{name}"] for kind in ("peak_mib", "predicted_mib")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -218,7 +219,8 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
         by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]
     by_generator = [logprob for e in sampled for turn in e.turns for logprob in turn.logprobs]
     gaps = [abs(ours - theirs) for ours, theirs in zip(by_trainer, by_generator, strict=True)]
-    return {"sampling/logp_diff_mean": sum(gaps) / len(gaps), "sampling/logp_diff_max": max(gaps)}
+    largest = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)
+    return {"sampling/logp_diff_mean": sum(gaps) / len(gaps), "sampling/logp_diff_max": largest}
 
 
 def due(step: int, every: int, steps: int) -> bool:

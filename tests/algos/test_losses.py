@@ -323,6 +323,18 @@ def test_geometric_mean_by_hand():
     assert outputs.logprobs.grad[0].tolist() == pytest.approx(expected)
 
 
+def test_clipped_token_of_a_turn_gets_no_gradient():
+    batch = turns([[2, 1]])
+    outputs = outputs_of(batch, torch.tensor([[0, 0.3, -0.1, 0, 0.05]]))
+    loss, metrics = clipped_turns(outputs, batch, torch.tensor([[2.0, -1.0]]), 0.2, "token")
+    kept, last = math.exp(-0.1), math.exp(0.05)  # exp(0.3) is clipped at 1.2
+    assert loss.item() == pytest.approx(-(1.2 + kept) + last)
+    assert metrics["clip_fraction"].item() == 0.5
+    loss.backward()
+    assert outputs.logprobs.grad is not None
+    assert outputs.logprobs.grad[0].tolist() == pytest.approx([0, 0, -kept, 0, last])
+
+
 @pytest.mark.parametrize("ratio", ["turn", "turn_geo", "token"])
 def test_padded_turns_add_nothing(ratio: str):
     rows, drift = [[3], [1, 2, 2, 4], [2, 1]], 0.05

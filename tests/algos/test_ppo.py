@@ -10,7 +10,7 @@ import torch
 
 from agentrl_cli.algos.losses import standardise
 from agentrl_cli.config.settings import LoraConfig
-from agentrl_cli.models.forward import Outputs, collate, forward
+from agentrl_cli.models.forward import Outputs, causal_lm, collate, forward
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import head_values, learner, success_while_learning, with_rewards
@@ -224,3 +224,13 @@ def test_normalised_advantages_are_standardised_over_steps(model_folder: Path, l
     assert sum(steps) == pytest.approx(0, abs=1e-9)
     assert sum(a * a for a in steps) / len(steps) == pytest.approx(1)
     assert standardise([2.0, 2.0]) == [0.0, 0.0]
+
+
+def test_bootstrap_state_is_cut_to_the_positions_of_the_model(model_folder: Path):
+    algo, models = ppo_with_values(model_folder)
+    played = cut()
+    positions = causal_lm(models.module("policy")).config
+    assert len(phase_of(algo, [played]).samples[0].ids) > played.tokens + 2
+    positions.max_position_embeddings = played.tokens + 2
+    (sample,) = phase_of(algo, [played]).samples
+    assert len(sample.ids) == played.tokens + 2

@@ -165,4 +165,4 @@ def largest_gap(model: PreTrainedModel, head: nn.Module, rows: list[Row]) -> flo
             for one, found in zip(rows, read(model, head, rows), strict=True)
             for a, b in zip(found, alone(model, head, one), strict=True)
         ]
-    return float(max(gaps))
+    return float(torch.stack(gaps).max())  # NaN, too

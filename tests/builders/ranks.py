@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -96,7 +97,7 @@ def weights(run: Run) -> dict[str, Tensor]:
 
 def largest_gap(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     assert one.keys() == other.keys()
-    return max(float((one[key] - other[key]).abs().max()) for key in one)
+    return float(torch.stack([(one[key] - other[key]).abs().max() for key in one]).max())
 
 
 @dataclass(kw_only=True)

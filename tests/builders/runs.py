@@ -91,7 +91,8 @@ def folders(root: Path) -> Path:
 
 
 def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
-    return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
+    own = ALGORITHMS.get(algo, [f"algo={algo}"])
+    return [*SMALL, *own, f"runs={root}", f"name={name}", *more]
 
 
 def begun(

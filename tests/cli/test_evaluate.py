@@ -38,7 +38,7 @@ def test_run_is_evaluated_in_another_environment(tmp_path: Path):
     run = trained(tmp_path / "runs", "grpo", "it", "steps=1", "eval.baseline=false")
     record = evaluate_command(str(run.folder), ["env=arithmetic", "eval.greedy=false"])
     assert record["env"] == "arithmetic" and record["eval/test_episodes"] == 4
-    assert "eval/test_boxed" in record or any("level" in name for name in record)
+    assert 0 <= record["eval/test_level_1"] <= 1
     (written,) = (run.folder / "evaluations.jsonl").read_text().splitlines()
     assert json.loads(written)["env"] == "arithmetic"
     own = evaluate_command(str(run.folder), [])

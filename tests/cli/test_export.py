@@ -25,7 +25,7 @@ from agentrl_cli.runs.run import Run
 from agentrl_cli.training.build import Parts, build_parts
 from tests.builders.errors import user_error
 from tests.builders.gguf_files import write_gguf
-from tests.builders.runs import ALGORITHMS, trained
+from tests.builders.runs import trained
 from tests.paths import ROOT
 
 ONE = ["steps=1", "save_every=0", "eval_every=0", "eval.baseline=false", "eval.greedy=false"]
@@ -43,7 +43,7 @@ def parts_of(run: Run) -> Parts:
     return parts
 
 
-QUICK = ("grpo", "nlac", "self_ac")  # without a head and with one, alone and beside others
+KINDS = ("grpo", "nlac", "self_ac")  # without a head and with one, alone and beside others
 
 
 @torch.no_grad()
@@ -57,10 +57,7 @@ def greedy(model: PreTrainedModel) -> list[int]:
     return found[0, IDS.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize(
-    "algo",
-    [algo if algo in QUICK else pytest.param(algo, marks=pytest.mark.slow) for algo in ALGORITHMS],
-)
+@pytest.mark.parametrize("algo", KINDS)
 def test_plain_model_generates_what_the_run_does(tmp_path: Path, algo: str):
     run = trained(tmp_path, algo, "it", *ONE)
     assert export(str(run.folder), tmp_path / "plain")[1] == 1

@@ -99,6 +99,27 @@ def test_intervals_contain_the_true_mean_in_95_of_100_experiments():
         assert 0.92 <= contained / 400 <= 0.995
 
 
+def test_variance_of_runs_and_tasks_by_hand():
+    values = [[0.40, 0.52, 0.45, 0.60], [0.50, 0.60, 0.58, 0.68], [0.43, 0.58, 0.45, 0.66]]
+    found = seeds.mean_success([{str(t): [x] for t, x in enumerate(row)} for row in values])
+    assert found.mean == pytest.approx(np.mean(values))
+    table = np.array(values)
+    by_run = np.var(table.mean(1), ddof=1) / 3
+    by_task = np.var(table.mean(0), ddof=1) / 4
+    rest = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+    by_rest = (rest**2).sum() / 6 / 12
+    variance = by_run + by_task - by_rest  # a two-way layout with one value in each cell
+    freedom = variance**2 / (by_run**2 / 2 + by_task**2 / 3)  # Satterthwaite
+    half = stats.t.ppf(0.975, freedom) * variance**0.5
+    assert found.high - found.mean == pytest.approx(half, rel=3e-3)
+
+
+def test_band_of_curves_by_hand():
+    low, high = seeds.band(np.array([[0.0, 0.2], [0.2, 0.2], [0.4, 0.2]]))
+    assert (high - low)[0] / 2 == pytest.approx(4.303 * 0.2 / 3**0.5, rel=1e-3)
+    assert (low[1], high[1]) == pytest.approx((0.2, 0.2))
+
+
 def test_quantiles_of_student():
     freedoms = [1, 1.5, 2, 3.3, 10, 30, 45, 1000]
     exact = stats.t.ppf(0.975, freedoms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +17,7 @@ from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.build import build_parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate, play_split, success_gain
+from agentrl_cli.training.loop import LOGPROB_GAP_EPISODES, logprob_gap
 from tests.builders.runs import folders, settings, trained
 
 
@@ -118,6 +120,33 @@ def test_every_split_is_measured_sampled_and_greedy(parts):
     for split in ("test", "train"):
         assert found[f"eval/{split}_episodes"] == 4
         assert f"eval/{split}_greedy_success" in found and f"eval/{split}_success_low" in found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_evaluation_samples_at_its_temperatures(parts, monkeypatch, temperature: float):
+    used, generate = set[float](), parts.generator.generate
+
+    def observed(prompts, seeds, sampling, model="policy"):
+        used.add(sampling.temperature)
+        return generate(prompts, seeds, sampling, model)
+
+    monkeypatch.setattr(parts.generator, "generate", observed)
+    how = replace(parts.eval, greedy=True, temperature=temperature, splits=["test"])
+    evaluate(replace(parts, eval=how))
+    assert used == {temperature, 0.0}
+
+
+def test_log_prob_gap_by_hand(parts):
+    episodes = parts.collector.collect(0, 1)
+    assert logprob_gap(parts, episodes)["sampling/logp_diff_max"] < 1e-4
+    read = [turn for e in episodes[:LOGPROB_GAP_EPISODES] for turn in e.turns]
+    count = sum(len(turn.logprobs) for turn in read)
+    read[0].logprobs[0] -= 0.5
+    gap = logprob_gap(parts, episodes)
+    assert gap["sampling/logp_diff_max"] == pytest.approx(0.5, abs=1e-3)
+    assert gap["sampling/logp_diff_mean"] == pytest.approx(0.5 / count, abs=1e-4)
+    read[-1].logprobs[0] = math.nan
+    assert math.isnan(logprob_gap(parts, episodes)["sampling/logp_diff_max"])
 
 
 # commands

@@ -116,6 +116,16 @@ def test_best_is_kept_after_a_crash(run: Run, tmp_path: Path):
     assert kept(copy) == ["best-000004"]
 
 
+def test_best_after_the_resumed_step_is_forgotten(run: Run, tmp_path: Path):
+    copy = rewritten(run, tmp_path / "it", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.9})
+    checkpoints.keep_best(copy, 4)
+    assert kept(copy) == ["best-000004"]
+    checkpoints.forget_later(copy, 4)
+    assert kept(copy) == ["best-000004"]
+    checkpoints.forget_later(copy, 2)
+    assert kept(copy) == []
+
+
 @pytest.mark.slow
 def test_resumed_run_has_the_same_best(run: Run, tmp_path: Path):
     again = trained(tmp_path, "grpo", "it", *KEEP[:2], "save_every=2")

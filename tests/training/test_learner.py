@@ -301,8 +301,25 @@ def test_phases_of_one_name_are_averaged(folder):
         Phase("sft", long, nll, metrics={"nlac/unparsed": 3.0}),
     )
     assert found["sft/samples"] == 14
+    together = Bench(folder, lr=0.0)
+    whole = together.run(Phase("sft", texts(), nll))
+    parts = [Phase("sft", texts()[:3], nll), Phase("sft", texts()[3:], nll, minibatch_tokens=6)]
+    divided = together.run(*parts)
+    assert divided["sft/steps"] > 3
+    assert divided["sft/loss"] == pytest.approx(whole["sft/loss"], rel=1e-5)
     assert (found["critic/brier"], found["nlac/unparsed"]) == (0.5, 3.0)
     assert set(found) >= {"sft/lr", "sft/grad_norm", "sft/nll", "time/train", "time/algorithm"}
+
+
+def test_entropy_gets_a_gradient_if_the_phase_wants_it(folder):
+    def entropy(outputs, batch):
+        return 0 * outputs.logprobs.sum() - (outputs.entropy * batch.mask).sum(), {}
+
+    without, with_it = (
+        Bench(folder).run(Phase("sft", texts(), entropy, entropy_gradient=wanted))
+        for wanted in (False, True)
+    )
+    assert without["sft/grad_norm"] == 0 < with_it["sft/grad_norm"]
 
 
 def test_empty_phase_is_counted(folder):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,7 @@ from agentrl_cli.training.build import (
 )
 from agentrl_cli.training.learner import NonFiniteError
 from agentrl_cli.training.loop import due, rollout_metrics
+from tests.builders.nlac import LOST, WON
 from tests.builders.runs import (
     ALGORITHMS,
     DEMOS,
@@ -322,6 +325,13 @@ def test_failed_episodes_are_counted_by_kind():
         [0, 0, 0.5, 0.25, 0, 0],
     )  # fmt: skip
     assert metrics["episodes/error_rate"] == 0.75
+
+
+def test_metrics_of_a_rollout_by_hand():
+    cut_off = replace(deepcopy(LOST), stop="context", env_seconds=0.5)
+    found = rollout_metrics([WON, cut_off])
+    assert found["episodes/context_overflow"] == 0.5 and found["time/env"] == 0.5
+    assert found["episodes/tokens"] == WON.tokens + cut_off.tokens > 0
 
 
 def test_threads_follow_the_environment_variable(models: ModelSet, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.packed_attention import CriticGrad
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
-from tests.builders.critics import learner
+from tests.builders.critics import learner, randomise_heads
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
 from tests.builders.self_ac import (
@@ -246,3 +246,18 @@ def test_targets_and_advantages_are_detached(model_folder: Path):
         flat = [v for row in values for v in row]
         expected = [2 * alpha * (v - m) * 3 / 5 for v, m in zip(flat, means, strict=True)]
         assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("trains", ["head", "model"])
+def test_warmup_trains_the_critic_alone(model_folder: Path, trains: str):
+    advanced = replace(ADVANCED, warmup_trains=trains)
+    algo, models = self_ac(model_folder, critic_warmup=1, advanced=advanced)
+    randomise_heads(models, "policy")  # one of zeros gives the body no gradient
+    body = {key: w.detach().clone() for key, w in models.weights("policy").items()}
+    phases = algo.update([played("a", [0.0, 1.0])], ReplayBuffer(None, 1))
+    found = learner(algo, models).run(phases, 0)
+    changed = {k for k, w in models.weights("policy").items() if not torch.equal(w, body[k])}
+    assert any("head" in key for key in changed)
+    assert any("head" not in key for key in changed) == (trains == "model")
+    if trains == "model":
+        assert found["actor_critic/loss"] == pytest.approx(found["actor_critic/critic_loss"])

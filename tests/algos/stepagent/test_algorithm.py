@@ -25,7 +25,7 @@ from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
-from tests.builders.models import LORA
+from tests.builders.models import LORA, disturb
 from tests.builders.nlac import CHAT, episode, places, prompt, troupe, written
 from tests.builders.stepagent import (
     EXPERT,
@@ -43,6 +43,17 @@ from tests.builders.stepagent import (
 )
 
 # implicit
+
+
+def test_values_are_implicit_rewards(model_folder: Path):
+    algo = implicit(beta=0.5)
+    models = shown(algo, model_folder, [SHOWN])
+    disturb(models, "policy")
+    samples = [completion_sample(t.state_ids, t.action_ids) for t in places(SHOWN)]
+    new, old = (token_logprobs(models.forward(name), samples) for name in ("policy", "reference"))
+    expected = [0.5 * (sum(a) - sum(b)) for a, b in zip(new, old, strict=True)]
+    assert min(map(abs, expected)) > 1e-3
+    assert algo.action_values(places(SHOWN)) == pytest.approx(expected)
 
 
 def test_pairs_share_the_state(model_folder: Path):
