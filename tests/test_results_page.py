@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -125,8 +126,10 @@ def test_differences_are_paired_by_task_and_seed():
 
 
 def test_controls_stand_beside_their_algorithm_after_as_many_updates(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
+    (tmp_path / "twentyq_ablations.json").touch()
+    monkeypatch.setattr(results_page, "RECORDS", tmp_path)
     common = {"demos": "", "split": "test", "base": 0.3, "seed": 0, "init": "base", "algo": "nlac"}
     common |= {"base_by_task": "30 30", "episodes": 3072, "seconds": 60.0}
     short = {"steps": 12, "episodes": 1536, "seconds": 20.0, "final": 0.5, "final_by_task": "40 60"}

@@ -58,7 +58,7 @@ COMPARED = (
     ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
-REPEATED = ("arithmetic",)  # environments whose records are not of version 0.2
+REPEATED = ("arithmetic", "twentyq")  # environments whose records are not of version 0.2
 EARLIER = [env for env in ENVIRONMENTS if env not in REPEATED]
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 SECOND_BASE = "By play, from a second initial model that was trained with another seed:"
