@@ -74,7 +74,7 @@ class ModelConfig:
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Field(description="Data type of the weights; auto: bfloat16 on CUDA and on CPUs with "
+        Field(description="Data type of the weights; auto: bfloat16 on GPUs and CPUs with "
               "instructions for it, else float32, which bundled models have on every CPU."),
     ]  # fmt: skip
     attention: Annotated[str, Field(description="Attention implementation of Transformers.")]

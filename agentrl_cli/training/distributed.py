@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,21 +109,18 @@ class ProcessRanks(Ranks):
         if not whole:
             return
         with self.ends_without_memory():
-            self._sum_whole(whole)
-
-    def _sum_whole(self, whole: list[nn.Parameter]) -> None:
-        has = self.sum(torch.tensor([float(weight.grad is not None) for weight in whole]))
-        buckets: list[list[nn.Parameter]] = []
-        for weight in (weight for weight, count in zip(whole, has.tolist(), strict=True) if count):
-            if not buckets or sum(w.numel() for w in [*buckets[-1], weight]) > BUCKET:
-                buckets.append([])
-            buckets[-1].append(weight)
-        for bucket in buckets:
-            gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in bucket]
-            rows = [gradient.float().flatten() for gradient in gradients]
-            summed = self.sum(torch.cat(rows)).split([len(row) for row in rows])
-            for weight, row in zip(bucket, summed, strict=True):
-                weight.grad = row.view_as(weight).to(weight.dtype)
+            has = self.sum(torch.tensor([float(weight.grad is not None) for weight in whole]))
+            buckets: list[list[nn.Parameter]] = []
+            for weight in compress(whole, has.tolist()):
+                if not buckets or sum(w.numel() for w in [*buckets[-1], weight]) > BUCKET:
+                    buckets.append([])
+                buckets[-1].append(weight)
+            for bucket in buckets:
+                gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in bucket]
+                rows = [gradient.float().flatten() for gradient in gradients]
+                summed = self.sum(torch.cat(rows)).split([len(row) for row in rows])
+                for weight, row in zip(bucket, summed, strict=True):
+                    weight.grad = row.view_as(weight).to(weight.dtype)
 
     @contextmanager
     def together(self, *, passes: bool = False) -> Iterator[None]:
@@ -148,8 +146,8 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def ends_without_memory(self) -> Iterator[None]:
-        """Raise DistributedError if memory runs out inside an exchange between ranks. The others
-        wait in it, so they cannot be told, and this process has to end."""
+        """Raise DistributedError if memory runs out inside an exchange between ranks. The other
+        ranks wait in it until this process ends."""
         try:
             yield
         except Exception as error:
