@@ -119,7 +119,7 @@ parity: setup $(PEERS_STAMP)
 results: setup
 	for env in $(ENVS); do $(BIN)/python bench/results.py $$env || exit 1; done
 
-# docs/results.md, from the records in docs/results
+# docs/results.md, docs/findings.md and the findings in README.md, from tools/pages and docs/results
 results-page: setup
 	$(BIN)/python tools/results_page.py
 

@@ -1,4 +1,5 @@
-"""Figures on pages stand in the records or in the log that their paragraph links."""
+"""Figures on pages stand in the records or in the log that their paragraph links. Those of findings
+and of results.md are computed from the records, and literal ones stand in the log."""
 
 from __future__ import annotations
 
@@ -14,20 +15,24 @@ import pytest
 
 from bench.trl_learning import UPDATES, gap
 from tests.paths import ROOT
+from tools.results_page import text_of
 
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted(DOCS.glob("*.md")) if page.stem != "results"),
+    *(page for page in sorted(DOCS.glob("*.md")) if page.stem not in ("results", "findings")),
 ]
-FINDINGS = {"README.md": "Findings so far", "findings.md": ""}  # and the section; each has a link
+TEMPLATES = {"results": DOCS, "findings": DOCS, "readme": ROOT}  # of tools/pages, and their folders
+COMPUTED = re.compile(r"\{[^}]*\}")
+AIMS = re.compile(r"(?<=\|)[^|\n]*\|$", re.MULTILINE)  # the last column of tables of aims
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NO_FIGURE = re.compile(
     r"```.*?```|`[^`]*`|\]\([^)]*\)|95 % (?:interval|band|half)|arXiv [\d.]+|[Vv]ersion\s\d\.\d"
-    r"|TRL \d+\.\d+(?:\.\d+)?",
+    r"|0\.5\sis\schance|95\s%\snoise\sband|TRL \d+\.\d+(?:\.\d+)?",
     re.DOTALL,
 )
-FIGURE = re.compile(r"(?<![\w.,/-])[+−-]?(?:\d[\d,]*\.\d+|\d[\d,]*(?= %))(?![\w.]*\w)")
+IN_PERCENT = r"\d[\d,]*(?=(?:(?:,| and| to| or)\s\d+)*\s%)"
+FIGURE = re.compile(rf"(?<![\w.,/-])[+−-]?(?:\d[\d,]*\.\d+|{IN_PERCENT})(?![\w.]*\w)")
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -110,13 +115,20 @@ def test_figures_stand_in_their_sources(page: Path):
     assert not missing
 
 
-@pytest.mark.parametrize("name", FINDINGS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_findings_are_computed_or_stand_in_the_log(name: str):
+    missing = []
+    for paragraph in paragraphs(text_of(name)):
+        literal = COMPUTED.sub("", AIMS.sub("", paragraph) if "| aim |" in paragraph else paragraph)
+        logs = [file for file in sources(literal, TEMPLATES[name]) if file.parent.name == "log"]
+        missing += [f for f in figures(literal) if not any(stands_in(f, file) for file in logs)]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["findings", "readme"])
 def test_each_finding_names_its_source(name: str):
-    page = next(page for page in PAGES if page.name == name)
-    _, _, after = page.read_text().partition(f"## {FINDINGS[name]}")
-    section = re.split(r"\n## ", after)[0] if FINDINGS[name] else after
-    found = [part for part in paragraphs(section) if figures(part)]
-    assert found and not [part for part in found if not sources(part, page.parent)]
+    found = [part for part in paragraphs(text_of(name)) if figures(part) or COMPUTED.search(part)]
+    assert found and not [part for part in found if not sources(part, TEMPLATES[name])]
 
 
 def test_wrong_figure_is_found(tmp_path: Path):

@@ -25,8 +25,52 @@ RECORDS = ROOT / "docs" / "results"
 PAGE = (ROOT / "docs" / "results.md").read_text()
 
 
-def test_generated_page_equals_its_records():
-    assert results_page.page() == PAGE, "make results-page"
+def test_generated_pages_equal_their_records():
+    for file, text in results_page.pages().items():
+        assert file.read_text() == text, "make results-page"
+
+
+def test_figures_in_sentences_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch):
+    def row(algo: str, seed: int, final: str, **other: Any) -> dict[str, Any]:
+        common = {"env": "here", "algo": algo, "variant": "", "demos": "", "split": "test"}
+        common |= {"base": 0.4, "base_by_task": "30 50", "final_by_task": final, "seconds": 30.0}
+        return common | {"seed": seed, "final": fmean(map(float, final.split())) / 100} | other
+
+    ours = [row("nlac", 1, "50 70"), row("nlac", 0, "70 90", start_seconds=20.0)]
+    theirs = [row("grpo", 0, "60 80"), row("grpo", 1, "60 80", seconds=10.0)]
+    trained = [row | {"split": "train", "final": 0.5 + row["seed"] / 10} for row in ours]
+    trained += [row | {"split": "train", "final": 0.4} for row in theirs]
+    critic = {"env": "here", "algo": "nlac", "variant": "", "nlac/brier": 0.25}
+    trial = {"algo": "nlac", "variant": "", "trial": "long", "step": 24, "val": 0.625}
+    files = {
+        "here": [*ours, *theirs, *trained],
+        "here_critic": [critic | {"step": 12}, critic | {"step": 0, "nlac/brier": 0.5}],
+        "here_trials": [trial, trial | {"step": 48}, trial | {"trial": "long_lower"}],
+    }  # fmt: skip
+    monkeypatch.setattr(results_page, "load", files.__getitem__)
+    texts = {
+        "{success[here nlac]:.0p} of {start[here nlac]:.0p}": "70 of 40",
+        "{success_on_train[here nlac]:.0p}": "55",
+        "{gains[here nlac]}": "40.0 and 20.0",
+        "{mean_gain[here nlac]:.1p}, {least_gain[here nlac]:.1p}": "30.0, 20.0",
+        "{seconds[here nlac]:.0f}": "40", "{times[here nlac over grpo]:.1f}": "2.0",
+        "{critic[here nlac nlac/brier 12]:.2f}": "0.25",
+        "{long_run[here nlac long 24]:.1p}": "62.5", "{here[0][final]:.2f}": "0.60",
+    }  # fmt: skip
+    for template, text in texts.items():
+        assert results_page.filled(template, files) == f"{text}\n"
+    found = results_page.filled("{gain[here nlac]}; {difference[here grpo less nlac]}", {})
+    gain, less = map(numbers_in, found.split(";"))
+    assert gain[0] == 30 and gain[1] < 30 < gain[2] and less[0] == 0 and less[1] < 0 < less[2]
+    on_train = results_page.filled("{difference_on_train[here nlac less grpo]}", {})
+    assert numbers_in(on_train) == pytest.approx([15.0, -48.5, 78.5], abs=0.1)  # 10 and 20 points
+    assert "−" in on_train and "+" not in found
+    with pytest.raises(SystemExit, match="here has 0 configurations rft"):
+        results_page.filled("{gain[here rft]}", {})
+
+
+def numbers_in(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"-?\d+\.\d", text.replace("−", "-"))]
 
 
 def test_every_record_is_on_a_page(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,10 @@
-"""Write docs/results.md from docs/results/*.json.
+"""Write docs/results.md, docs/findings.md and the findings in README.md from docs/results/*.json.
 
-Run `make results-page`, or `python tools/results_page.py --check` to check that it is up to date.
-Every number is computed here. The text of the page is in tools/pages/, with names in braces.
+Run `make results-page`, or `python tools/results_page.py --check` to check that they are up to
+date. Every number is computed here, but those of experiments that a page links in docs/log. The
+texts are in tools/pages/. A table has its name in braces, a figure of runs what it is and of which
+runs, such as `{success[twentyq nlac]:.0p}` or `{difference[arithmetic self_ac less grpo]}`. The
+format `.0p` is percent without its sign.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from string import Formatter
@@ -35,8 +39,8 @@ from bench.results import (
 )
 
 ROOT = Path(__file__).parents[1]
-RECORDS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
-TEMPLATE = Path(__file__).parent / "pages" / "results.md"
+RECORDS, TEXTS = ROOT / "docs" / "results", Path(__file__).parent / "pages"
+README_HEADING = "## Findings so far"
 ENVIRONMENTS = {
     "twentyq": "Twenty Questions", "arithmetic": "arithmetic", "tau_mini": "the small shop",
     "wiki": "the wiki",
@@ -99,6 +103,11 @@ def gains(runs: Runs) -> list[float]:
 def mean(runs: Runs, key: str) -> float:
     """Return the mean of a value over the seeds."""
     return fmean(row[key] for row in runs)
+
+
+def cost(runs: Runs) -> float:
+    """Return the mean seconds of the runs and of those that they start from."""
+    return fmean(row["seconds"] + row.get("start_seconds", 0) for row in runs)
 
 
 def points(value: float) -> str:
@@ -173,7 +182,7 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequ
             name, str(len(runs)), f"{mean(runs, 'steps'):.0f}", f"{mean(runs, 'episodes'):,.0f}",
             share(mean(runs, "base")), with_interval(success, share),
             *(with_interval(difference, points) for difference in found), greedy(runs),
-            f"{fmean(row['seconds'] + row.get('start_seconds', 0) for row in runs):,.0f}",
+            f"{cost(runs):,.0f}",
         ])  # fmt: skip
     less = [f"less {name}" for name in baselines]
     header = ["algorithm", "seeds", "updates", "episodes", "start, %", "final, %", "gain, points"]
@@ -437,6 +446,112 @@ def noise_text(found: seeds.Noise) -> str:
     return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
 
 
+# figures in sentences
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one kind by key, for `{kind[ENV NAME]}` in a template. `find` takes the
+    environment and the rest of the key."""
+
+    find: Callable[[str, str], float | str]
+
+    def __getitem__(self, key: str) -> float | str:
+        return self.find(*key.split(" ", 1))
+
+
+def named(env: str, name: str, split: str = "test") -> Runs:
+    """Return the runs of the configuration with this name, or `NAME of DEMONSTRATIONS`. Raises
+    SystemExit if there is not exactly one."""
+    rows = load("smollm2" if env in PRETRAINED else env)
+    rows = [row for row in rows if env not in PRETRAINED or row["env"] == env]
+    name, _, demos = name.partition(" of ")
+    rows = [row for row in rows if not demos or str(row["demos"]) == demos]
+    found = [runs for runs in configurations(rows, split) if name_of(runs) == name]
+    if len(found) != 1:
+        raise SystemExit(f"{env} has {len(found)} configurations {name}")
+    return sorted(found[0], key=lambda row: row["seed"])
+
+
+def of_seeds(key: str, split: str = "test") -> Figures:
+    """Return the means of a value over seeds."""
+    return Figures(lambda env, name: mean(named(env, name, split), key))
+
+
+def gain(env: str, name: str) -> str:
+    """Return the gain in points over the start, with its interval if tasks are recorded."""
+    runs = named(env, name)
+    if any("final_by_task" not in row for row in runs):
+        return points(fmean(gains(runs))).replace("+", "")
+    return unsigned(seeds.paired_difference(by_task(runs, "final"), by_task(runs, "base")))
+
+
+def gains_by_seed(env: str, name: str) -> str:
+    """Return the gain of each seed in points, such as `15.3 and 27.0`."""
+    return " and ".join(map(points, gains(named(env, name)))).replace("+", "")
+
+
+def difference(env: str, names: str) -> str:
+    """Return the difference of `NAME less OTHER` in points with its interval."""
+    sides = [by_task(named(env, name), "final") for name in names.split(" less ")]
+    return unsigned(seeds.paired_difference(*sides))
+
+
+def difference_on_train(env: str, names: str) -> str:
+    """Return the same on train tasks."""
+    ours, theirs = (
+        {row["seed"]: row["final"] for row in named(env, name, "train")}
+        for name in names.split(" less ")
+    )
+    paired = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    return unsigned(over_seeds(paired))
+
+
+def unsigned(found: Interval | None) -> str:
+    """Return a difference in points and its interval without plus signs."""
+    return with_interval(found, points).replace("+", "")
+
+
+def times(env: str, names: str) -> float:
+    """Return the ratio of the seconds of `NAME over OTHER`."""
+    ours, theirs = (cost(named(env, name)) for name in names.split(" over "))
+    return ours / theirs
+
+
+def critic(env: str, what: str) -> float:
+    """Return the mean of a critic's metric over the seeds, for `NAME METRIC STEP`."""
+    name, metric, step = what.rsplit(" ", 2)
+    rows = load(f"{'smollm2' if env in PRETRAINED else env}_critic")
+    return fmean(
+        row[metric] for row in rows
+        if row["env"] == env and name_of([row]) == name and row["step"] == int(step)
+    )  # fmt: skip
+
+
+def long_run(env: str, what: str) -> float:
+    """Return the success on `val` of a long run, for `NAME TRIAL STEP`."""
+    name, trial, step = what.rsplit(" ", 2)
+    (row,) = (
+        row for row in load(f"{env}_trials")
+        if (row["trial"], row["step"]) == (trial, int(step))
+        and (row["variant"] or row["algo"]) == name
+    )  # fmt: skip
+    return row["val"]
+
+
+SENTENCES = {
+    "start": of_seeds("base"), "success": of_seeds("final"), "greedy": of_seeds("final_greedy"),
+    "success_on_train": of_seeds("final", "train"),
+    "seconds": Figures(lambda env, name: cost(named(env, name))), "times": Figures(times),
+    "gain": Figures(gain), "difference": Figures(difference),
+    "difference_on_train": Figures(difference_on_train),
+    "mean_gain": Figures(lambda env, name: fmean(gains(named(env, name)))),
+    "least_gain": Figures(lambda env, name: min(gains(named(env, name)))),
+    "gains": Figures(gains_by_seed),
+    "critic": Figures(critic), "long_run": Figures(long_run),
+}  # fmt: skip
+
+
 # pages
 
 
@@ -468,19 +583,69 @@ def page() -> str:
         "golden": golden(load("tau_exactness")),
         **{name: load(name) for name in flat},
     }
-    text = TEMPLATE.read_text()
-    used = {name.split("[")[0] for _, name, _, _ in Formatter().parse(text) if name}
+    used = {name.split("[")[0] for _, name, _, _ in Formatter().parse(text_of("results")) if name}
     if unused := parts.keys() - used:
-        raise SystemExit(f"{TEMPLATE} does not use {', '.join(unused)}")
-    text = text.format_map(parts)
-    return "\n\n".join(map(wrapped, text.split("\n\n")))
+        raise SystemExit(f"the page does not use {', '.join(unused)}")
+    return filled(text_of("results"), parts)
+
+
+def findings(template: str) -> str:
+    """Return the text of docs/findings.md or of the findings in README.md."""
+    return filled(
+        text_of(template), {file.stem: load(file.stem) for file in RECORDS.glob("*.json")}
+    )
+
+
+class Percent(Formatter):
+    """Formats as `str.format` does, percent in addition, and with typographic minus signs."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.endswith("p"):
+            value, format_spec = 100 * value, f"{format_spec[:-1]}f"
+        text = format(value, format_spec)
+        return text if isinstance(value, str) else minus(text)
+
+
+def text_of(name: str) -> str:
+    """Return the template of a page."""
+    return (TEXTS / f"{name}.md").read_text()
+
+
+def filled(template: str, parts: Mapping[str, Any]) -> str:
+    """Return a template with its tables and figures, in lines of at most WIDTH characters."""
+    text = Percent().vformat(template, (), {**SENTENCES, **parts})
+    return "\n\n".join(map(wrapped, text.rstrip("\n").split("\n\n"))) + "\n"
 
 
 def wrapped(block: str) -> str:
-    """Return a paragraph in lines of at most WIDTH characters; other blocks are unchanged."""
+    """Return a paragraph or a list in lines of at most WIDTH characters; other blocks are
+    unchanged."""
+    if block.startswith("- "):
+        return "\n".join(map(_fill, block.replace("\n- ", "\0- ").split("\0")))
     if not block[0].isalpha() and block[0] not in "`*":
         return block
-    return block if block.startswith("```") else textwrap.fill(block, WIDTH, break_on_hyphens=False)
+    return block if block.startswith("```") else _fill(block)
+
+
+def _fill(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        " ".join(text.split()), WIDTH, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page that this script writes."""
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(README_HEADING)
+    _, heading, after = rest.partition("\n## ")
+    section = f"{README_HEADING}\n\n{findings('readme')}"
+    return {
+        ROOT / "docs" / "results.md": page(),
+        ROOT / "docs" / "findings.md": findings("findings"),
+        readme: f"{before}{section}{heading}{after}",
+    }
 
 
 def _plays(row: Row) -> bool:
@@ -504,15 +669,17 @@ SHOWN = (
 
 
 def main() -> int:
-    """Write the page, or print whether it is out of date."""
+    """Write the pages, or print which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    is_stale = PAGE.read_text() != page()
-    print("out of date: make results-page" if is_stale else "up to date")
-    return int(is_stale)
+    is_check = parser.parse_args().check
+    stale = [(file, text) for file, text in pages().items() if file.read_text() != text]
+    for file, text in stale:
+        if is_check:
+            print(f"{file.name} is out of date: make results-page")
+        else:
+            file.write_text(text)
+    return int(is_check and bool(stale))
 
 
 if __name__ == "__main__":
