@@ -28,7 +28,7 @@ AIMS = re.compile(r"(?<=\|)[^|\n]*\|$", re.MULTILINE)  # the last column of tabl
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NO_FIGURE = re.compile(
     r"```.*?```|`[^`]*`|\]\([^)]*\)|95 % (?:interval|band|half)|arXiv [\d.]+|[Vv]ersion\s\d\.\d"
-    r"|0\.5\sis\schance|95\s%\snoise\sband|TRL \d+\.\d+(?:\.\d+)?",
+    r"|0\.5\sis\schance|p\s<\s0\.05|95\s%\snoise\sband|TRL \d+\.\d+(?:\.\d+)?",
     re.DOTALL,
 )
 IN_PERCENT = r"\d[\d,]*(?=(?:(?:,| and| to| or)\s\d+)*\s%)"

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from scipy import stats
 
-from agentrl_cli.report.seeds import Noise
 from tests.paths import ROOT
 from tools import results_page
 
@@ -130,14 +130,36 @@ def test_each_configuration_has_its_row(env: str):
         assert any(line[-1] == seconds for line in found)  # of two that learn the same, too
 
 
-def test_noise_of_unequal_numbers_of_seeds():
-    rows = [
-        {"algo": algo, "variant": "", "demos": "", "split": "test", "final": 0.5, "seed": seed}
-        for algo, count in (("nlac", 5), ("grpo", 3)) for seed in range(count)
-    ]  # fmt: skip
-    noise = Noise(deviation=0.02, freedom=6)  # Student's t is 2.447
-    line = results_page.differences({"here": rows}, {"here": noise}).splitlines()[2]
-    assert line == "| nlac less grpo | +0.0 ± 3.6 |"  # 2.447 x 2 x sqrt(1/5 + 1/3)
+def test_differences_are_bold_after_holms_correction(monkeypatch: pytest.MonkeyPatch):
+    def rows(algo: str, finals: tuple[int, ...], **other: Any) -> list[dict[str, Any]]:
+        common = {"algo": algo, "variant": "", "demos": "", "split": "test", "init": "base"}
+        return [
+            common | other | {"seed": s, "final": p / 100, "final_by_task": " ".join([str(p)] * 30)}
+            for s, p in enumerate(finals)
+        ]
+
+    names = {"nlac": (60, 63, 59), "grpo": (50, 53, 50), "rft": (55, 53, 51)}
+    every = [row for algo, finals in names.items() for row in rows(algo, finals)]
+    every += [*rows("sft", (90, 90, 90), demos=128), *rows("nlac", (9, 9, 9), variant="majority")]
+    monkeypatch.setattr(results_page, "load", {"here": every}.__getitem__)
+    finals = {algo: [r["final"] for r in every if r["algo"] == algo][:3] for algo in names}
+    pairs = (("nlac", "grpo"), ("nlac", "rft"), ("rft", "grpo"))
+    first, second, last = (stats.ttest_rel(finals[a], finals[b]).pvalue for a, b in pairs)
+    assert 3 * first < 0.05 < 2 * second and second < last  # so only the first is certain
+    table = results_page.differences("here").splitlines()
+    assert table[0] == "| points | rft | grpo |"
+    assert table[2:] == ["| nlac | +7.7 | **+9.7** |", "| rft |  | +2.0 |"]
+    ours, theirs = (results_page.by_task([r for r in every if r["algo"] == a][:3], "final")
+                    for a in ("nlac", "rft"))  # fmt: skip
+    assert results_page.p_value(ours, theirs) == pytest.approx(second)
+
+
+def test_records_have_a_value_of_each_task():
+    for file in RECORDS.glob("*.json"):
+        for row in json.loads(file.read_text()):
+            for key in ("base_by_task", "final_by_task"):
+                if isinstance(row, dict) and key in row:
+                    assert len(row[key].split()) == row["tasks"], file.name
 
 
 def test_differences_are_paired_by_task_and_seed():

@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 from string import Formatter
@@ -23,7 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.core.statistics import Interval, student
+from scipy import stats
+
+from agentrl_cli.core.statistics import Interval, standard_error, student
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
 from bench.results import (
@@ -33,7 +36,6 @@ from bench.results import (
     LONG_RUNS,
     OWN_PLAY,
     PLAIN_ANSWER,
-    PLAYERS,
     TRIAL_STEPS,
     horizons,
 )
@@ -58,12 +60,9 @@ SCALAR = {  # metrics of scalar critics
     "critic/brier": "Brier score", "critic/value_bias": "bias",
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
-COMPARED = (
-    ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
-    ("self_ac, slides", "self_ac"),
-)  # fmt: skip
 REPEATED = ("arithmetic", "twentyq")  # environments whose records are not of version 0.2
-EARLIER = [env for env in ENVIRONMENTS if env not in REPEATED]
+SIGNIFICANT = 0.05
+ROUNDING = 1e-9
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 SECOND_BASE = "By play, from a second initial model that was trained with another seed:"
 BASELINES = ("grpo", "rft")
@@ -112,7 +111,7 @@ def cost(runs: Runs) -> float:
 
 def points(value: float) -> str:
     """Return a difference in points, such as `+15.3` or `−0.4`."""
-    return minus(share(value, signed=True).replace("-0.0", "+0.0"))
+    return minus(share(value if abs(value) > ROUNDING else 0.0, signed=True))
 
 
 def minus(text: str) -> str:
@@ -414,36 +413,36 @@ def golden(found: Row) -> str:
     return markdown("equal to the official code | dev | train", cells)
 
 
-def differences(
-    environments: Mapping[str, Sequence[Row]], spread: Mapping[str, seeds.Noise]
-) -> str:
-    """Return the difference of each compared pair with its 95 % range from the noise of seeds."""
+def differences(env: str) -> str:
+    """Return the differences of all pairs of algorithms that play, row less column, the best first.
+    Bold ones keep a p-value below 0.05 with the correction of Holm 1979 for all pairs."""
+    found = [r for r in configurations(load(env)) if not (_studies(r[0]) or _spoils(r[0]))]
+    found.sort(key=lambda runs: -mean(runs, "final"))
+    names = [name_of(runs) for runs in found]
+    pairs = list(combinations(range(len(found)), 2))
+    p = {(i, j): p_value(by_task(found[i], "final"), by_task(found[j], "final")) for i, j in pairs}
+    certain: set[tuple[int, int]] = set()
+    for tested, pair in enumerate(sorted(pairs, key=p.__getitem__)):
+        if p[pair] * (len(pairs) - tested) >= SIGNIFICANT:
+            break
+        certain.add(pair)
     cells = []
-    for first, second in COMPARED:
-        cell = [f"{first} less {second}"]
-        for env, rows in environments.items():
-            known = {name_of(runs): runs for runs in configurations(rows)}
-            if first not in known or second not in known:
-                cell.append("")
-                continue
-            ours, theirs = known[first], known[second]
-            noise = spread[env].least_difference * math.sqrt((1 / len(ours) + 1 / len(theirs)) / 2)
-            cell.append(f"{points(mean(ours, 'final') - mean(theirs, 'final'))} ± {share(noise)}")
+    for i, name in enumerate(names[:-1]):
+        cell = [name, *([""] * i)]
+        for j in range(i + 1, len(names)):
+            text = points(mean(found[i], "final") - mean(found[j], "final"))
+            cell.append(f"**{text}**" if (i, j) in certain else text)
         cells.append(cell)
-    return markdown(" | ".join(["points", *environments]), cells)
+    return markdown(" | ".join(["points", *names[1:]]), cells)
 
 
-def deviation(rows: Sequence[Row]) -> seeds.Noise:
-    """Return the noise between seeds."""
-    found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
-    if found is None:
-        raise SystemExit("no configuration has two seeds")
-    return found
-
-
-def noise_text(found: seeds.Noise) -> str:
-    """Return `2.2 points (34 degrees of freedom)`."""
-    return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
+def p_value(ours: Mapping[int, seeds.Outcomes], theirs: Mapping[int, seeds.Outcomes]) -> float:
+    """Return the two-sided p-value of a difference by the t-test of `seeds.paired_difference`."""
+    difference, groups = seeds.paired_errors(ours, theirs) or (0.0, [])
+    error, freedom = standard_error(groups)
+    if not error:
+        return float(not difference)
+    return 2 * float(stats.t.sf(abs(difference) / error, freedom))
 
 
 # figures in sentences
@@ -465,6 +464,7 @@ def named(env: str, name: str, split: str = "test") -> Runs:
     SystemExit if there is not exactly one."""
     rows = load("smollm2" if env in PRETRAINED else env)
     rows = [row for row in rows if env not in PRETRAINED or row["env"] == env]
+    rows += [after_short_training(row) for row in rows if "short" in row]
     name, _, demos = name.partition(" of ")
     rows = [row for row in rows if not demos or str(row["demos"]) == demos]
     found = [runs for runs in configurations(rows, split) if name_of(runs) == name]
@@ -557,8 +557,6 @@ SENTENCES = {
 
 def page() -> str:
     """Return docs/results.md."""
-    rows = {name: load(env) for env, name in ENVIRONMENTS.items() if env not in REPEATED}
-    spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += (
         "stepagent_cost",
@@ -570,9 +568,8 @@ def page() -> str:
     )
     parts = {
         **{env: env_learning(env) for env in ENVIRONMENTS},
-        **{f"noise_{env}": noise_text(spread[ENVIRONMENTS[env]]) for env in EARLIER},
         "demonstrations": by_demonstrations(load("stepagent")),
-        "differences": differences(rows, spread),
+        **{f"differences_{env}": differences(env) for env in REPEATED},
         "tuning": tuning(),
         "trials": trial_tables(),
         **{env: pretrained(env) for env in PRETRAINED if (RECORDS / f"{env}_trials.json").exists()},
@@ -646,10 +643,6 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "findings.md": findings("findings"),
         readme: f"{before}{section}{heading}{after}",
     }
-
-
-def _plays(row: Row) -> bool:
-    return row["algo"] in PLAYERS and not row["variant"]
 
 
 def _studies(row: Row) -> bool:

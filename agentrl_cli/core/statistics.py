@@ -66,30 +66,49 @@ def crossed_interval(value: float, groups: Sequence[Array], *, least: float = 0.
     """Return the 95 % interval of a mean, or of a difference of means, for new runs and new tasks.
 
     `groups` has the `errors_of_mean` [runs, tasks] of one or more sets of independent runs on the
-    same tasks. The variance of the mean, V = V_runs + V_tasks - V_rest, is that of a two-way
-    analysis of variance with random runs and tasks (Searle, Casella and McCulloch 1992). It is at
-    least the larger of V_runs and V_tasks. The quantile is that of Student's t with the degrees of
-    freedom of Satterthwaite 1946. The ends are between `least` and 1. With one run per group the
-    interval is only for new tasks. If V is 0, it is `interval_of_equals`.
+    same tasks. The quantile is that of Student's t. The ends are between `least` and 1. With one
+    run per group the interval is only for new tasks. If the standard error is 0, it is
+    `interval_of_equals`.
+    """
+    error, freedom = standard_error(groups)
+    if not error:
+        return interval_of_equals(value, groups[0].shape[1], least)
+    half = student(freedom) * error
+    return Interval(value, max(least, value - half), min(1.0, value + half))
+
+
+def standard_error(groups: Sequence[Array]) -> tuple[float, float]:
+    """Return the standard error of a mean, or of a difference of means, and its degrees of freedom.
+
+    `groups` is as for `crossed_interval`. The variance, V = V_runs + V_tasks - V_rest, is that of a
+    two-way analysis of variance with random runs and tasks (Searle, Casella and McCulloch 1992). It
+    is at least the larger of V_runs and V_tasks. The degrees of freedom are those of Satterthwaite
+    1946, infinite if V is 0.
     """
     by_task = np.sum([group.sum(0) for group in groups], axis=0)
-    tasks = len(by_task)
-    parts = [(_spread(by_task), tasks - 1)]  # variances and their degrees of freedom
-    parts += [(_spread(group.sum(1)), len(group) - 1) for group in groups]
-    rest = sum(map(_rest, groups))
+    parts = [(_spread(by_task), len(by_task) - 1), *_spread_of_runs(groups)]
     total = sum(part for part, _ in parts)
-    variance = max(total - rest, parts[0][0], total - parts[0][0])
+    variance = max(total - sum(map(_rest, groups)), parts[0][0], total - parts[0][0])
     if variance < ROUNDING:
-        return interval_of_equals(value, tasks, least)
-    freedom = variance**2 / sum(part**2 / count for part, count in parts if count)
-    half = student(freedom) * math.sqrt(variance)
-    return Interval(value, max(least, value - half), min(1.0, value + half))
+        return 0.0, math.inf
+    return math.sqrt(variance), variance**2 / sum(part**2 / count for part, count in parts if count)
 
 
 def student(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t, interpolated between degrees of freedom."""
     inverse = [0.0, *(1.0 / n for n in range(len(STUDENT), 0, -1))]
     return float(np.interp(1.0 / freedom, inverse, [Z, *reversed(STUDENT)]))
+
+
+def _spread_of_runs(groups: Sequence[Array]) -> list[tuple[float, int]]:
+    """Return the variance that the runs of each group add, with its degrees of freedom. A single
+    run beside several is assumed to vary as much as each of these."""
+    found = [(_spread(group.sum(1)), len(group) - 1) for group in groups]
+    freedom = sum(count for _, count in found)
+    if not freedom:
+        return found
+    of_one = sum(spread * (count + 1) * count for spread, count in found) / freedom
+    return [part if part[1] else (of_one, freedom) for part in found]
 
 
 def _spread(errors: Array) -> float:

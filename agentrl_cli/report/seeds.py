@@ -40,9 +40,17 @@ def mean_success(runs: Sequence[Outcomes]) -> Interval:
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes]
 ) -> Interval | None:
-    """Return the mean difference (ours - theirs) over the tasks that both sides played, or None if
-    no task is common. Runs are given by seed. Tasks are paired, and so are runs if both sides have
-    the same seeds."""
+    """Return the mean difference (ours - theirs) over the tasks that both sides played, with its
+    interval, or None if no task is common. Runs are given by seed. Tasks are paired, and so are
+    runs if both sides have the same seeds."""
+    found = paired_errors(ours, theirs)
+    return found and statistics.crossed_interval(*found, least=-1.0)
+
+
+def paired_errors(
+    ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes]
+) -> tuple[float, list[Array]] | None:
+    """Return the mean difference of `paired_difference`, and the errors of its groups of runs."""
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
@@ -53,7 +61,7 @@ def paired_difference(
         for side in (ours, theirs)
     )
     groups = [left - right] if set(ours) == set(theirs) else [left, -right]
-    return statistics.crossed_interval(our_mean - their_mean, groups, least=-1.0)
+    return our_mean - their_mean, groups
 
 
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:

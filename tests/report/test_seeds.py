@@ -64,6 +64,17 @@ def test_only_equal_seeds_are_paired():
     assert apart.mean == pytest.approx(0.1) and apart.high > 0.9 and apart.low < -0.9
 
 
+def test_a_single_run_varies_as_much_as_those_it_is_compared_with():
+    finals, one = [0.50, 0.56, 0.52, 0.60, 0.47], {0: {str(t): [0.7] for t in range(30)}}
+    several = {1 + i: {str(t): [x] for t in range(30)} for i, x in enumerate(finals)}
+    variance = np.var(finals, ddof=1)
+    parts = [variance / 5, variance]
+    half = stats.t.ppf(0.975, sum(parts) ** 2 / sum(p**2 / 4 for p in parts)) * sum(parts) ** 0.5
+    for sign, found in ((1, paired(one, several)), (-1, paired(several, one))):
+        assert found.mean == pytest.approx(sign * (0.7 - np.mean(finals)))
+        assert found.high - found.mean == pytest.approx(half, rel=3e-3)
+
+
 def test_pairs_need_a_common_task():
     assert seeds.paired_difference({0: {"a": [1.0]}}, {0: {"b": [1.0]}}) is None
     with pytest.raises(ValueError):
