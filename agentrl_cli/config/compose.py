@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,12 +39,16 @@ EVAL_GROUPS = ("search", "env", "hardware")  # that may be chosen when a run is 
 SECRETS = {
     "a user and a password": re.compile(r"://[^/\s@]*:[^/\s@]*@"),
     "a key": re.compile(
-        r"\b(?:sk-[\w-]{16,}|(?:hf|gh[opsu]|github_pat)_\w{20,}|AKIA\w{16}|Bearer [\w.-]{16,})"
+        r"\b(?:(?:sk|nvapi|glpat)-[\w-]{16,}|(?:hf|gsk|wandb_v\d|gh[opsu]|github_pat)_\w{20,}"
+        r"|A(?:KIA\w{16}|Iza[\w-]{30,})|eyJ[\w-]{10,}\.eyJ[\w.-]{10,}|Bearer [\w.-]{16,})"
         r"|[?&](?:api[-_]?key|key|(?:access[-_]?)?token|password|secret)=[^&\s]",
         re.IGNORECASE,
     ),
 }
-SECRET_KEYS = re.compile(r"(?:^|_)(?:api_?key|password|passwd|secret|access_token)$", re.IGNORECASE)
+SECRET_KEYS = re.compile(
+    r"(?:^|_)(?:api_?key|password|passwd|secret(?:_key)?|(?:access|auth|hf)_?token)$|^token$",
+    re.IGNORECASE,
+)
 HYDRA = Lock()  # Hydra has one global state
 NO_SECRETS = "configurations are stored and shared, so give secrets in environment variables"
 
@@ -372,14 +377,16 @@ def load(
     from yaml import YAMLError
 
     try:
-        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        text = file.read_text(encoding="utf-8")
+        files.require_plain_yaml(text)
+        plain: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
         if not isinstance(plain, dict):
             raise ValueError("it is not a mapping")
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         line = f"configuration '{file}' cannot be read ({_reason(error)})"
         remedy = "give the config.yaml of a run"
         raise UserError(f"{line}; {remedy}", code="unreadable-configuration") from None
-    for key, value in files.flatten(plain).items():
+    for key, value in leaves(plain):
         if ":" in str(value).partition("${")[2]:
             line = f"configuration '{file}' calls a resolver in {key}; write the value itself"
             raise UserError(line, code="resolver")
@@ -518,6 +525,19 @@ def _expand_home(value: Any) -> Any:
     return os.path.expanduser(value) if is_path else value
 
 
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value inside nested mappings and lists with its path, such as `a.b[0]`. Unlike in
+    a flat mapping no value can hide another."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield from leaves(value, f"{path}[{i}]")
+    else:
+        yield path, node
+
+
 def secret_in(text: str) -> str | None:
     """Return which kind of secret a text contains, if any."""
     return next((kind for kind, shape in SECRETS.items() if shape.search(text)), None)
@@ -525,10 +545,8 @@ def secret_in(text: str) -> str | None:
 
 def secret_errors(node: dict[str, Any]) -> Iterator[UserError]:
     """Yield an error, which does not show the value, for each value that looks like a secret."""
-    for key, value in files.flatten(node).items():
-        if isinstance(value, list | tuple):
-            yield from secret_errors({f"{key}[{i}]": item for i, item in enumerate(value)})
-        elif isinstance(value, str) and SECRET_KEYS.search(key.rpartition(".")[2]):
+    for key, value in leaves(node):
+        if isinstance(value, str) and SECRET_KEYS.search(key.rpartition(".")[2]):
             yield UserError(f"{key} is a secret; {NO_SECRETS}", code="secret")
         elif isinstance(value, str) and (kind := secret_in(value)):
             yield UserError(f"{key} holds {kind}; {NO_SECRETS}", code="secret")

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from filelock import FileLock, Timeout
 from agentrl_cli.core.errors import UserError
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+MAX_YAML_DEPTH = 100
 
 
 @contextmanager
@@ -76,13 +78,26 @@ def is_free(lock: Path) -> bool:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object of a JSON file. Raises UserError if there is none."""
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
         message = f"'{file}' cannot be read ({error}); name a folder that a run wrote"
         raise UserError(message, code="unreadable-file") from None
     return value
+
+
+def require_plain_yaml(text: str) -> None:
+    """Raise ValueError for YAML with aliases, of which a few lines can fill the memory, or so deep
+    that the fast loader would crash. Raises YAMLError for text that is not YAML."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > MAX_YAML_DEPTH:
+            raise ValueError("it has aliases or is nested too deeply")
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
@@ -176,9 +191,15 @@ def flatten(node: Any, path: str = "", *, keep_empty: bool = False) -> dict[str,
 
 def replace_text(file: Path, text: str) -> None:
     """Replace a file atomically. Characters that UTF-8 cannot encode are escaped."""
-    partial = file.with_name(f".{file.name}.partial")
+    replace_bytes(file, text.encode("utf-8", errors="backslashreplace"))
+
+
+def replace_bytes(file: Path, data: bytes) -> None:
+    """Replace a file atomically. A link in its place is replaced and not followed."""
+    partial = file.with_name(f".{file.name[:80]}.{secrets.token_hex(8)}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with partial.open("xb") as new:  # which follows no link
+            new.write(data)
         sync(partial)
         partial.replace(file)
     finally:
@@ -216,6 +237,14 @@ def is_folder(path: Path) -> bool:
 def is_file(path: Path) -> bool:
     """Return whether the path is a file; False for a name that no file can have."""
     return os.path.isfile(path)
+
+
+def require_own(file: Path, folder: Path) -> None:
+    """Raise UserError if something else than a file of this folder has the name of the file: a link
+    out of the folder, a device or a pipe."""
+    if os.path.lexists(file) and not (is_file(file) and is_inside(file, folder)):
+        line = f"'{file}' is not a file of '{folder}'; put a copy in its place, or remove it"
+        raise UserError(line, code="link-out-of-run")
 
 
 def is_inside(path: Path, folder: Path) -> bool:

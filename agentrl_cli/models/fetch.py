@@ -108,9 +108,14 @@ def _gguf_file(place: Path) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of all fetched and converted models. XDG_CACHE_HOME moves it."""
+    """Return the folder of all fetched and converted models. XDG_CACHE_HOME moves it. Raises
+    UserError if there is no home folder."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "agentrl" / "models"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "agentrl" / "models"
+    except RuntimeError:
+        line = "there is no home folder for models; set XDG_CACHE_HOME to a folder"
+        raise UserError(line, code="no-home") from None
 
 
 def cached_models() -> dict[str, Path]:

@@ -104,7 +104,7 @@ def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = Fa
             "  ".join([f"turn {number}", *shown]), max(width, 24),
             subsequent_indent=" " * 8, break_on_hyphens=False,
         )  # fmt: skip
-        head = [line.replace("\0", " ") for line in head]  # a name and its number stay together
+        head = [safe(line.replace("\0", " ")) for line in head]  # names and numbers stay together
         lines += ["", *head, *labelled(texts(turn, end, fold=fold), width)]
     closing = [(message.role, message.content) for message in episode.final_observation]
     return [*lines, "", *labelled(closing, width)] if closing else lines

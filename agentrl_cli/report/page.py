@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -44,7 +45,16 @@ def folder_for(refs: Sequence[str]) -> Path:
     if len(refs) != 1:
         return Path(FOLDER)
     found = records.find_runs(refs[0])[0].folder
-    return (found.parent if found.parent == Path(refs[0]) else found) / FOLDER
+    return _no_link((found.parent if found.parent == Path(refs[0]) else found) / FOLDER)
+
+
+def _no_link(folder: Path) -> Path:
+    """Return a folder to write. Raises UserError if it is a link, which may come from someone
+    else."""
+    if folder.is_symlink():
+        line = f"'{folder}' is a link; remove it, or choose another place with --out"
+        raise UserError(line, code="link-out-of-run")
+    return folder
 
 
 def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
@@ -73,8 +83,9 @@ def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = Fa
             for record in group.records:
                 decode = episode.decoder(record) if logprobs else None
                 if text := run_page(record, group.label, decode):
-                    (folder / "pages").mkdir(exist_ok=True)
-                    files.replace_text(folder / "pages" / f"{record.slug}.html", text)
+                    pages_folder = _no_link(folder / "pages")
+                    pages_folder.mkdir(exist_ok=True)
+                    files.replace_text(pages_folder / f"{record.slug}.html", text)
     return folder / FILE
 
 
@@ -84,13 +95,13 @@ def pack(report: Report, folder: Path) -> Path:
     numbers = range(1, len(report.sections) + 1)
     found = [folder / f"{name}-{number}.svg" for number in numbers for name in FIGURES]
     found += [folder / "pages" / f"{slug}.html" for slug in slugs]
-    packed = folder / f"{FOLDER}.zip"
-    with (
-        files.explain_write_errors(folder, "choose another place with --out"),
-        ZipFile(packed, "w", ZIP_DEFLATED) as archive,
-    ):
-        for file in [folder / FILE, *filter(Path.exists, found)]:
-            archive.write(file, Path(FOLDER) / file.relative_to(folder))
+    packed, content = folder / f"{FOLDER}.zip", BytesIO()
+    with files.explain_write_errors(folder, "choose another place with --out"):
+        with ZipFile(content, "w", ZIP_DEFLATED) as archive:
+            for file in [folder / FILE, *found]:
+                if file.is_file() and files.is_inside(file, folder):
+                    archive.write(file, Path(FOLDER) / file.relative_to(folder))
+        files.replace_bytes(packed, content.getvalue())
     return packed
 
 
@@ -121,7 +132,7 @@ def render_page(
     )  # fmt: skip
     return loader.get_template("page.html.jinja").render(
         sections=sections, notes=notes, runs=runs, title=title, digest=digest, share=share,
-        style=(HERE / "page.css").read_text(), script=(HERE / "page.js").read_text(),
+        style=(HERE / "page.css").read_text("utf-8"), script=(HERE / "page.js").read_text("utf-8"),
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ IGNORED_WHEN_GROUPING = (
     "save_interval_minutes", "eval_every", "choices",
 )  # fmt: skip
 MAX_LABEL_KEYS = 3
-MAX_YAML_DEPTH = 100  # deeper nesting would crash the fast loader
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Settings = dict[str, Any]
 
@@ -284,13 +282,10 @@ def _status_notes(record: Record, unreadable: int) -> list[str]:
 
 
 def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
-    starts, ends = yaml.CollectionStartEvent, yaml.CollectionEndEvent
     try:
-        text = run.config_file.read_text()
-        events = yaml.parse(text, YAML_LOADER)
-        depths = accumulate(isinstance(event, starts) - isinstance(event, ends) for event in events)
-        too_deep = any(depth > MAX_YAML_DEPTH for depth in depths)
-        content = None if too_deep else yaml.load(text, YAML_LOADER)
+        text = run.config_file.read_text(encoding="utf-8")
+        files.require_plain_yaml(text)
+        content = yaml.load(text, YAML_LOADER)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):

@@ -418,7 +418,10 @@ def critique_accuracy(run: Run, step: int | None = None) -> Row:
     figures = {key: float(value) for key, value in row.items() if key.startswith(CRITIQUE)}
     weakness = None
     if metric := first_weakness(figures):
-        weakness = {"metric": metric, **yaml.safe_load(WEAKNESSES.read_text())[metric]}
+        weakness = {
+            "metric": metric,
+            **yaml.safe_load(WEAKNESSES.read_bytes())[metric],
+        }
     return {"run": run.name, "step": row["step"], "figures": figures, "weakness": weakness}
 
 

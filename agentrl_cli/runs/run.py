@@ -49,6 +49,7 @@ PACKAGES = (
 )  # fmt: skip
 OWN_CODE = (".py", ".yaml", ".yml", ".jinja")  # files that can change a run
 MAX_FILES = 50  # uncommitted ones in meta.json
+MAX_NAME = 200  # bytes
 
 
 class Logger(ABC):
@@ -75,7 +76,10 @@ class Run:
     """A run folder. `meta` is the content of meta.json; `loggers` also receive what is logged."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder. Raises UserError if its meta.json is missing or not that of a run."""
+        """Open a folder. Raises UserError if its meta.json is missing or not that of a run, or if a
+        record is a link out of the folder."""
+        for name in ("meta.json", "config.yaml", "metrics.jsonl"):
+            files.require_own(folder / name, folder)
         self.folder = folder
         self.meta = read_meta(folder / "meta.json")
         self.loggers: list[Logger] = []
@@ -86,7 +90,7 @@ class Run:
         """Create the folder of a new run. Raises UserError if it exists or cannot be written."""
         from omegaconf import OmegaConf
 
-        folder = cls.new_folder(cfg)
+        folder, made_with = cls.new_folder(cfg), facts()
         with files.explain_write_errors(folder, "choose another place with runs="):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -104,14 +108,14 @@ class Run:
                 "overrides": overrides,
                 "seed": cfg.seed,
                 "choices": dict(cfg.choices),
-                **facts(),
+                **made_with,
             }
             try:
                 files.write_json(folder / "meta.json", meta)
                 OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
                 (folder / "episodes").mkdir()
                 (folder / "checkpoints").mkdir()
-            except OSError:
+            except BaseException:  # an interrupt, too
                 shutil.rmtree(folder)
                 raise
         return cls(folder)
@@ -124,8 +128,10 @@ class Run:
         new_name = f"{datetime.now():%Y-%m-%d}_{what}_s{cfg.seed}_{letters}"
         folder = Path(cfg.runs) / (cfg.name or new_name)
         if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
-            line = f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -"
-            raise UserError(line, code="invalid-name")
+            remedy = f"use letters, digits, . _ - and at most {MAX_NAME} bytes"
+            raise UserError(
+                f"name '{cfg.name}' is not a folder name; {remedy}", code="invalid-name"
+            )
         if files.is_folder(folder):
             raise _run_exists(folder)
         files.require_no_file(folder, "choose another place with runs=")
@@ -247,8 +253,11 @@ class Run:
             self._tell(lambda logger: logger.finish(status))
 
     def append_log(self, text: str) -> None:
-        with files.explain_write_errors(self.folder), (self.folder / "log.txt").open("a") as file:
-            file.write(text.rstrip("\n") + "\n")
+        with (
+            files.explain_write_errors(self.folder),
+            (self.folder / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as log,
+        ):
+            log.write(text.rstrip("\n") + "\n")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Append a line to metrics.jsonl, with null for numbers that are not finite, and log it."""
@@ -311,8 +320,11 @@ class Run:
         return file
 
     def episode_files(self, kind: str = "*") -> list[Path]:
-        """Return the episode files in the order of their steps."""
-        found = _numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))
+        """Return the episode files in the order of their steps. Raises UserError for a link out of
+        the run."""
+        found = [*_numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))]
+        for file in found:
+            files.require_own(file, self.folder)
         return sorted(found, key=lambda file: (step_of(file), file.name))
 
     def read_episodes(self, kind: str, step: int) -> list[Episode]:
@@ -431,7 +443,7 @@ def _run_exists(folder: Path) -> UserError:
 
 def is_folder_name(name: str) -> bool:
     """Return whether a run or a sweep may have this name."""
-    return re.fullmatch(r"\w[\w.=,+-]*", name) is not None
+    return len(name.encode()) <= MAX_NAME and re.fullmatch(r"\w[\w.=,+-]*", name) is not None
 
 
 def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
@@ -470,15 +482,28 @@ def code() -> dict[str, Any]:
 def _git_state(folder: Path) -> dict[str, Any] | None:
     if (commit := _git(folder, "rev-parse", "HEAD")) is None:
         return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "-uno"))}
+    status = _git(folder, "status", "--porcelain", "-uno", "--ignore-submodules=dirty")
+    return {"commit": commit, "dirty": bool(status)}
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return the output of git, which must not start programs named in the repository's config, or
-    None if it fails."""
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
+    """Return the output of git, or None if it fails. Git must not start programs named in the
+    repository's config: monitors, hooks or filters."""
+    off = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    listed = _run_git(root, off, "config", "--includes", "--name-only", "--list", "-z") or ""
+    for name in {key.rpartition(".")[0] for key in listed.split("\0") if key.startswith("filter.")}:
+        off |= {f"{name}.clean": "", f"{name}.process": "", f"{name}.required": "false"}
+    return _run_git(root, off, *arguments)
+
+
+def _run_git(root: Path, settings: dict[str, str], *arguments: str) -> str | None:
+    names = {f"GIT_CONFIG_KEY_{i}": name for i, name in enumerate(settings)}
+    values = {f"GIT_CONFIG_VALUE_{i}": value for i, value in enumerate(settings.values())}
+    environment = {**os.environ, **names, **values, "GIT_CONFIG_COUNT": str(len(settings))}
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "surrogateescape"}
     try:
-        return subprocess.run(command, check=True, timeout=20, **options).stdout.strip()
+        found = subprocess.run(command, check=True, timeout=20, env=environment, **options)
+        return found.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -394,7 +394,7 @@ def available_cores(quota: Path = CPU_QUOTA) -> int:
     """Return the cores that this process may use, also under the CPU limit of a container."""
     cores = len(os.sched_getaffinity(0))
     try:
-        microseconds, period = map(int, quota.read_text().split())
+        microseconds, period = map(int, quota.read_text(encoding="utf-8").split())
     except (OSError, ValueError):  # no such file, or "max"
         return cores
     return max(1, min(cores, microseconds // period))

@@ -310,14 +310,14 @@ def available_bytes(cfg: DictConfig) -> int | None:
 
 def group_limits(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[int]:
     """Return the memory limits in bytes of this process's control groups (cgroup v1 and v2)."""
-    rows = own.read_text().splitlines() if own.is_file() else []
+    rows = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
     files: list[Path] = []
     for _, controllers, place in (row.split(":", 2) for row in rows):
         if controllers in CGROUP_FILES:
             folder, name = CGROUP_FILES[controllers]
             group = Path(folder, place.strip("/"))
             files += [root / above / name for above in (group, *group.parents)]
-    texts = [file.read_text().strip() for file in files if file.is_file()]
+    texts = [file.read_text(encoding="utf-8").strip() for file in files if file.is_file()]
     return [int(text) for text in texts if text.isdecimal()]
 
 

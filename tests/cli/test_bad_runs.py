@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import check, compose
+from agentrl_cli.report.records import read_record
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused, train
+from tests.builders.errors import user_error
 from tests.builders.runs import facts, folders, saved, settings, trained
 
 # runs and checkpoints
@@ -144,6 +147,33 @@ def test_link_out_of_the_run_is_refused(run: Run, name: str):
     (run.folder / name).symlink_to(victim)
     refused(agentrl("resume", str(run.folder)), f"'{run.folder / name}'")
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["meta.json", "config.yaml", "metrics.jsonl"])
+def test_records_are_files_of_their_run(run: Run, name: str):
+    victim = run.folder.parent / "victim"
+    (run.folder / name).rename(victim)
+    (run.folder / name).symlink_to(victim)
+    with user_error("link-out-of-run", f"'{run.folder / name}'"):
+        Run(run.folder)
+    (run.folder / name).unlink()
+    os.mkfifo(run.folder / name)  # reading it would never end
+    shown = "not found in" if name == "meta.json" else f"'{run.folder / name}'"
+    refused(agentrl("show", str(run.folder)), shown)
+
+
+def test_shown_episodes_are_files_of_their_run(run: Run):
+    (file,) = run.episode_files("eval")[-1:]
+    victim = file.rename(run.folder.parent / "victim.jsonl")
+    file.symlink_to(victim)
+    refused(agentrl("show", str(run.folder)), f"'{file}'")
+
+
+def test_aliases_of_a_configuration_are_refused(run: Run):
+    layers = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    run.config_file.write_text("\n".join(["a0: &a0 [x]", *layers]))
+    refused(agentrl("eval", str(run.folder)), "it has aliases")
+    assert any("config.yaml cannot be read" in note for note in read_record(run).notes)
 
 
 def test_link_of_wandb_is_accepted(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -35,6 +35,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     meta = folder / "dead" / "meta.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "error": f"why {ESCAPE}"}))
     played = [replace(episode("cat", n, 0), id=f"e{n}{ESCAPE}") for n in range(3)]
+    for turn in (turn for found in played for turn in found.turns):
+        turn.finish_reason = ESCAPE  # type: ignore[assignment]
     episode_files.write(folder / "done" / "episodes" / "eval-000020.jsonl", played)
     return folder
 
@@ -54,6 +56,17 @@ def test_no_verb_prints_escapes(
     assert shown.out + shown.err and not set(shown.out + shown.err) & set(ESCAPE[0] + ESCAPE[-1])
     if arguments[0] != "train":
         assert "owned" in shown.out + shown.err or arguments[:2] == ["ls", "runs"]
+
+
+def test_terminal_gets_no_escapes(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("agentrl_cli.cli.main.terminal_width", lambda: 80)
+    monkeypatch.setattr("agentrl_cli.report.episode.painted", "\n".join)  # has colours
+    with pytest.raises(SystemExit):
+        app(["show", "runs/done"])
+    shown = capfd.readouterr().out
+    assert "turn 1" in shown and ESCAPE[0] not in shown
 
 
 def test_human_user_sees_no_escapes(

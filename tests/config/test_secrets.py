@@ -10,6 +10,7 @@ from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import (
     check,
     compose,
+    leaves,
     load,
     parse_overrides,
     secret_errors,
@@ -23,6 +24,9 @@ SECRETS = [
     "https://me:s3cret0@host/v1", "postgresql+x://me:s3cret0@host:5432/db", KEY,
     f"Bearer {KEY[3:]}",
     "http://host/v1?api_key=s3cret0", "hf_" + "s3cret0" * 4, "http://host/v1?a=1&token=s3cret0",
+    "gsk_" + "s3cret0" * 4, "nvapi-" + "s3cret0" * 4, "glpat-" + "s3cret0" * 4,
+    "wandb_v1_" + "s3cret0" * 4, "AIza" + "s3cret0" * 5,
+    "eyJ" + "s3cret0" * 2 + ".eyJ" + "s3cret0" * 2 + ".x",
 ]  # fmt: skip
 
 
@@ -44,6 +48,7 @@ def test_secrets_are_refused_and_not_shown(text: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", [
+    "runs/wandb_offline_run_of_the_first_week", "eyJust-a-name.of-a-file", "AIza-short",
     "https://host:8080/v1", "git@host:a/b", "http://host/a@b?keys=2", "sk-short", "OPENAI_API_KEY",
     "runs/sk_2026", "tokens=3", "task-desk-of-the-long-name-is-no-key",
     "hf-internal-testing/tiny-random-LlamaForCausalLM",
@@ -60,7 +65,14 @@ def test_values_with_names_of_secrets_are_refused():
 
 
 @pytest.mark.parametrize("value", ["${oc.env:HOME}", "a ${oc.${x}:HOME} b"])
-def test_stored_configuration_calls_no_resolver(value: str, tmp_path: Path):
-    (tmp_path / "config.yaml").write_text(f"steps: 1\nenv: {{name: '{value}'}}\n")
+@pytest.mark.parametrize("beside", ["", "env.name: hidden\n", "list: [1]\n"])
+def test_stored_configuration_calls_no_resolver(value: str, beside: str, tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(f"steps: 1\nenv: {{name: '{value}'}}\n{beside}")
     with user_error("resolver", "env.name"):
         load(tmp_path / "config.yaml", [])
+
+
+def test_no_value_hides_another():
+    node = {"a": {"b": "x", "c": [{"d": 1}, "y"]}, "a.b": "z", "e": {}, 5: None}
+    found = [("a.b", "x"), ("a.c[0].d", 1), ("a.c[1]", "y"), ("a.b", "z"), ("5", None)]
+    assert list(leaves(node)) == found

@@ -223,3 +223,13 @@ def test_silent_hub_costs_no_retries(monkeypatch: pytest.MonkeyPatch):
             build("no/such-model")
         assert time.monotonic() - began < 2 and constants.HF_HUB_OFFLINE
     hub.prepare_hub.cache_clear()
+
+
+def test_missing_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with user_error("no-home", "XDG_CACHE_HOME"):
+        cached_models()

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import figures, page
 from agentrl_cli.report.compare import gather
-from agentrl_cli.report.page import FIGURES, FILE, choose_examples, folder_for, write
+from agentrl_cli.report.page import FIGURES, FILE, choose_examples, folder_for, pack, write
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import find_run
+from tests.builders.errors import user_error
 from tests.builders.report import BASE, Page, episodes, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
@@ -133,6 +136,30 @@ def test_strange_names_are_drawn_and_written(tmp_path: Path):
     for file in (tmp_path / "report").glob("*.svg"):
         tags = {node.tag.rpartition("}")[2] for node in ElementTree.parse(file).iter()}
         assert "text" in tags and not tags & {"script", "image", "a"}
+
+
+def test_report_follows_no_link_of_a_run(tmp_path: Path):
+    run = write_run(tmp_path / "a")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run / "report" / "pages").mkdir(parents=True)
+    for name in (f".{FILE}.partial", FILE, "report.zip", "finals-1.svg", "pages/a.html"):
+        (run / "report" / name).symlink_to(victim)
+    report, folder = gather([str(run)]), folder_for([str(run)])
+    write(report, folder)
+    with ZipFile(pack(report, folder)) as packed:
+        assert "report/pages/a.html" not in packed.namelist() and FILE in str(packed.namelist())
+    write(report, folder, pages=True)
+    assert victim.read_text() == "precious" and not (folder / FILE).is_symlink()
+    shutil.rmtree(folder / "pages")
+    (folder / "pages").symlink_to(tmp_path)
+    with user_error("link-out-of-run", "pages"):
+        write(report, folder, pages=True)
+    assert "a.html" not in [file.name for file in tmp_path.iterdir()]
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path)
+    with user_error("link-out-of-run", "'"):
+        folder_for([str(run)])
 
 
 @pytest.mark.slow

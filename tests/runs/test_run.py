@@ -79,14 +79,25 @@ def test_a_repository_starts_no_program_of_its_own(tmp_path: Path, monkeypatch: 
     program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\n")
     program.chmod(0o755)
     git(tmp_path, "commit", "--allow-empty", "-m", "first")
-    git(tmp_path, "config", "core.fsmonitor", str(program))
+    (tmp_path / "mine.py").write_text("one = 1\n")
+    (tmp_path / ".gitattributes").write_text("*.py filter=a=b\n*.yaml filter=c\n")
+    (tmp_path / "mine.yaml").write_text("a: 1\n")
+    git(tmp_path, "add", "mine.py", "mine.yaml")
+    git(tmp_path, "commit", "-m", "first")
+    (tmp_path / "mine.py").write_text("one = 2\n")
+    (tmp_path / "mine.yaml").write_text("a: 2\n")
+    for name in ("core.fsmonitor", "filter.a=b.clean", "filter.c.process"):
+        git(tmp_path, "config", name, str(program))
+    git(tmp_path, "config", "filter.c.required", "true")
+    shutil.copy(program, tmp_path / ".git" / "hooks" / "post-index-change")
     monkeypatch.chdir(tmp_path)
-    assert new_run(tmp_path / "runs").meta["working_folder"]["git"]["commit"]
+    found = new_run(tmp_path / "runs").meta["working_folder"]["git"]
+    assert found["dirty"] and {"mine.py", "mine.yaml"} <= set(found["files"])
     assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "a b"])
-def test_name_that_is_a_path_is_refused(tmp_path: Path, name: str):
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "a b", "a" * 201])
+def test_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str):
     with user_error("invalid-name", name):
         new_run(tmp_path / "runs", name)
 
@@ -176,6 +187,25 @@ class Kept(Logger):
 
     def finish(self, status: str) -> None:
         self.seen.append(status)
+
+
+def test_characters_that_cannot_be_written_hide_no_failure(tmp_path: Path):
+    run = new_run(tmp_path)
+    with pytest.raises(ValueError, match="half"), run.track():
+        raise ValueError("half \ud800")
+    assert Run(run.folder).meta["status"] == "failed"
+    assert "half \\ud800" in (run.folder / "log.txt").read_text()
+
+
+def test_interrupted_creation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("agentrl_cli.runs.run.facts", "agentrl_cli.core.files.write_json"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(place, interrupt)
+            new_run(tmp_path, "mine")
+    assert new_run(tmp_path, "mine").name == "mine"
 
 
 def test_a_logger_that_raises_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

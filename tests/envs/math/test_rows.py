@@ -58,6 +58,7 @@ def test_a_row_is_read_in_either_form(tmp_path: Path):
         "{", "[" * 100_000, "7", {"answer": "7"}, {"problem": " ", "answer": "7"}, {"problem": "p"},
         {"problem": "p", "answer": " "}, {"problem": "p", "solution": "no box"},
         {"problem": "p", "solution": ["x"], "answer": "7"}, row(0, unique_id="1"),
+        {"problem": "p", "answer": "7" * 2001},
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
