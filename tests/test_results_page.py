@@ -151,7 +151,8 @@ def test_differences_are_bold_after_holms_correction(monkeypatch: pytest.MonkeyP
     assert table[2:] == ["| nlac | +7.7 | **+9.7** |", "| rft |  | +2.0 |"]
     ours, theirs = (results_page.by_task([r for r in every if r["algo"] == a][:3], "final")
                     for a in ("nlac", "rft"))  # fmt: skip
-    assert results_page.p_value(ours, theirs) == pytest.approx(second)
+    assert results_page.paired_test(ours, theirs)[1] == pytest.approx(second)
+    assert results_page.paired_test(ours, ours) == (0.0, 1.0)
 
 
 def test_records_have_a_value_of_each_task():

@@ -420,29 +420,32 @@ def differences(env: str) -> str:
     found.sort(key=lambda runs: -mean(runs, "final"))
     names = [name_of(runs) for runs in found]
     pairs = list(combinations(range(len(found)), 2))
-    p = {(i, j): p_value(by_task(found[i], "final"), by_task(found[j], "final")) for i, j in pairs}
+    finals = [by_task(runs, "final") for runs in found]
+    tested = {(i, j): paired_test(finals[i], finals[j]) for i, j in pairs}
     certain: set[tuple[int, int]] = set()
-    for tested, pair in enumerate(sorted(pairs, key=p.__getitem__)):
-        if p[pair] * (len(pairs) - tested) >= SIGNIFICANT:
+    for done, pair in enumerate(sorted(pairs, key=lambda pair: tested[pair][1])):
+        if tested[pair][1] * (len(pairs) - done) >= SIGNIFICANT:
             break
         certain.add(pair)
     cells = []
     for i, name in enumerate(names[:-1]):
         cell = [name, *([""] * i)]
         for j in range(i + 1, len(names)):
-            text = points(mean(found[i], "final") - mean(found[j], "final"))
+            text = points(tested[i, j][0])
             cell.append(f"**{text}**" if (i, j) in certain else text)
         cells.append(cell)
     return markdown(" | ".join(["points", *names[1:]]), cells)
 
 
-def p_value(ours: Mapping[int, seeds.Outcomes], theirs: Mapping[int, seeds.Outcomes]) -> float:
-    """Return the two-sided p-value of a difference by the t-test of `seeds.paired_difference`."""
+def paired_test(
+    ours: Mapping[int, seeds.Outcomes], theirs: Mapping[int, seeds.Outcomes]
+) -> tuple[float, float]:
+    """Return the mean difference, and its two-sided p-value by the t-test that belongs to the
+    interval of `seeds.paired_difference`."""
     difference, groups = seeds.paired_errors(ours, theirs) or (0.0, [])
     error, freedom = standard_error(groups)
-    if not error:
-        return float(not difference)
-    return 2 * float(stats.t.sf(abs(difference) / error, freedom))
+    t = abs(difference) / error if error else math.inf if difference else 0.0
+    return difference, 2 * float(stats.t.sf(t, freedom))
 
 
 # figures in sentences
