@@ -215,7 +215,8 @@ def load_policy(run: Run | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
 
 
 def make_env(name: str, config_dir: Folders = None, **settings: Any) -> Env:
-    """Return an environment, with its settings changed: make_env("twentyq", max_turns=5).
+    """Return an environment, with its settings changed: make_env("twentyq", max_turns=5). A setting
+    that names a function takes the function, too: make_env("prompts", reward=score, …).
 
     Raises UserError for an unknown name or setting.
     """
@@ -224,7 +225,7 @@ def make_env(name: str, config_dir: Folders = None, **settings: Any) -> Env:
         raise configs.not_found("env", name, known)
     cfg = configs.compose([f"env={name}"], _paths(config_dir))
     for key, value in settings.items():
-        OmegaConf.update(cfg.env, key, value, force_add=True)
+        OmegaConf.update(cfg.env, key, configs.plain_value(key, value), force_add=True)
     return configs.build(configs.check(cfg, skip=NOT_OF_ENV).env)
 
 

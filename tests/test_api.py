@@ -158,6 +158,20 @@ def test_object_equals_an_option(root: Path):
     assert build(given.env) == CoinEnv(turns=2) and build(given.algo) == algo
 
 
+def score(prompts: list[str], completions: list[str], **_: object) -> list[float]:
+    return [float("ant" in text) for text in completions]
+
+
+def test_setting_may_be_a_function(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "Name insect {i}."}}\n' for i in range(10)))
+    env = agentrl_cli.make_env("prompts", data=str(rows), reward=score)
+    env.reset(env.tasks("train")[0], seed=0)
+    assert env.step("An ant.").reward == 1.0
+    given = agentrl_cli.compose(env=env).env
+    assert given.reward == "tests.test_api:score" and build(given) == env
+
+
 @dataclass(kw_only=True)
 class Own(PlayOnly):
     optimizer: OptimizerSpec
@@ -191,6 +205,10 @@ MISTAKES: dict[str, tuple[str, Callable[[agentrl_cli.Run], object]]] = {
     "mistyped key": ("unknown-key", lambda run: agentrl_cli.resume(run, ["stepz=3"])),
     "hook": ("invalid-callback", lambda run: agentrl_cli.resume(run, ["steps=9"], [Started()])),
     "one callback": ("invalid-callback", lambda run: agentrl_cli.resume(run, [], object())),  # pyright: ignore
+    "nested function": (
+        "not-importable",
+        lambda run: agentrl_cli.make_env("prompts", data="x.jsonl", reward=lambda **_: [1.0]),
+    ),
     "setting": ("unknown-key", lambda run: agentrl_cli.make_env("twentyq", turns=2)),
 }
 

@@ -11,8 +11,8 @@ The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
 
 Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
 episode (`loss_type`). Episodes with advantage 0 are skipped, in the KL too
-(`skip_zero_advantages`). Episodes that were cut off have no outcome and are left out, as in the
-overlong filtering of DAPO (Yu et al. 2025, arXiv 2503.14476). Left out are process rewards, except
+(`skip_zero_advantages`). Episodes that exceed `rollout.max_seq_len` have no outcome and are left
+out; replies cut at `rollout.max_new_tokens` are trained on. Left out are process rewards, except
 for `frozen_forecast`, which adds `coef` times the gain of forecasts (frozen_forecast.py) to each
 turn.
 """

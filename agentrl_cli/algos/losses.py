@@ -157,8 +157,11 @@ def value_error(outputs: Outputs, batch: Batch, clip_eps: float, error_of: str =
     clamped_error = (clamped_values - returns) ** 2
     counted = clamped_error if error_of == "clipped" else torch.maximum(error, clamped_error)
     loss = (counted * weight).sum()
-    clipped = ((clamped_error > error) * weight).sum()
-    return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped.detach()}
+    is_clipped = outputs.values != clamped_values
+    if error_of != "clipped":
+        is_clipped = clamped_error > error
+    clipped = (is_clipped * weight).detach().sum()
+    return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped}
 
 
 def bce(outputs: Outputs, batch: Batch) -> Loss:

@@ -124,7 +124,9 @@ def main(
 @verb("train")
 def train(
     overrides: Overrides = None,
-    dry: Annotated[bool, typer.Option(help="Only check, plan and play some episodes.")] = False,
+    dry: Annotated[
+        bool, typer.Option(help="Check, plan, play some episodes and train once; store nothing.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="Use the config.yaml of a run.")] = None,
     cfg: Annotated[
         Literal["job"] | None, typer.Option("--cfg", help="Only print the configuration.")

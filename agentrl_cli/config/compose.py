@@ -9,13 +9,16 @@ import difflib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from threading import Lock
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_cli.config.renames import PRESETS, replace_old_names, update_stored
@@ -188,11 +191,35 @@ def _read_version(file: Path, changed: int) -> dict[str, Any]:
 
 
 def component_node(component: Any) -> dict[str, Any]:
-    """Return the node that configures an object as it is: its class and its fields."""
+    """Return the node that configures an object as it is: its class and its fields, functions by
+    their names. Raises UserError for a value that a configuration cannot hold."""
     cls = type(component)
     values = {f.name: getattr(component, f.name) for f in fields(component) if f.init}
-    plain = {k: asdict(v) if is_dataclass(v) else v for k, v in values.items()}  # pyright: ignore
-    return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain}
+    plain = {key: plain_value(f"{cls.__name__}.{key}", value) for key, value in values.items()}
+    return {"_target_": _public_name(cls), **plain}
+
+
+def _public_name(cls: type) -> str:
+    """Return the name of a class, for one of ours the name that a configuration may have."""
+    from agentrl_cli.config.validation import PUBLIC
+
+    for group in (f"{PACKAGE.name}.{name}" for name in PUBLIC):
+        if cls.__module__.startswith(f"{group}.") and hasattr(import_module(group), cls.__name__):
+            return f"{group}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """Return a value of a component as a configuration holds it: a dataclass as a mapping, a
+    function by its name. Raises UserError for a function that has no place to import it from."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if not isinstance(value, FunctionType):
+        return value
+    if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value:
+        return f"{value.__module__}:{value.__qualname__}"
+    line = f"{key} is a function inside another; define it at the top of a module"
+    raise UserError(line, code="not-importable")
 
 
 def compose(overrides: list[str], config_dirs: ConfigDirs = None) -> DictConfig:

@@ -37,6 +37,7 @@ CODES = {
     "extra_forbidden": "unknown-key",
     "literal_error": "unknown-option",
 }
+UPDATES = "Give steps=N for N updates, each of rollout.episodes_per_step episodes."
 OTHER_LIBRARIES = {  # names in TRL, verl and Stable-Baselines3: our key, or a sentence
     "batch_size": "algo.minibatch_tokens", "beta": "algo.kl_coef",
     "clip_range": "algo.clip_eps", "clip_range_vf": "algo.value_clip", "epsilon": "algo.clip_eps",
@@ -47,11 +48,12 @@ OTHER_LIBRARIES = {  # names in TRL, verl and Stable-Baselines3: our key, or a s
     "model_name_or_path": "model.path", "n_epochs": "algo.epochs",
     "n_steps": "rollout.episodes_per_step",
     "num_generations": "algo.group_size", "num_iterations": "algo.epochs",
-    "num_train_epochs": "steps", "output_dir": "runs", "ppo_epochs": "algo.epochs",
+    "num_train_epochs": UPDATES, "output_dir": "Give runs=FOLDER name=NAME for FOLDER/NAME.",
+    "ppo_epochs": "algo.epochs",
     "per_device_train_batch_size": "hardware.microbatch_tokens", "report_to": "logger",
     "run_name": "name", "save_steps": "save_every", "scale_rewards": "algo.normalise_advantages",
     "target_modules": "model.lora.targets", "top_k": "There is no top_k.",
-    "top_p": "There is no top_p.", "total_timesteps": "steps", "use_vllm": "Give hardware=vllm.",
+    "top_p": "There is no top_p.", "total_timesteps": UPDATES, "use_vllm": "Give hardware=vllm.",
     "vf_coef": "algo.value_coef",
 }  # fmt: skip
 MAX_SHOWN = 200  # characters of a value in an error

@@ -152,7 +152,7 @@ def _is_finite(value: Any) -> bool:
 
 def _is_json(value: Any) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
         return False
     return True

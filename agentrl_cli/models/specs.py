@@ -25,11 +25,6 @@ class OptimizerSpec:
     max_grad_norm: Annotated[float, Field(ge=0, description="Maximum gradient norm. 0: no.")] = 1.0
     warmup_steps: Annotated[int, Field(ge=0, description="Steps of the linear warm-up.")] = 0
     decay_steps: Annotated[int, Field(ge=0, description="End of the cosine. 0: constant.")] = 0
-    restart_steps: Annotated[
-        int,
-        Field(ge=0, description="Length of the cosine cycles after `decay_steps`. Each starts at "
-              "half the rate of the one before. 0: no restarts."),
-    ] = 0  # fmt: skip
 
     def __post_init__(self) -> None:
         check_limits(self)

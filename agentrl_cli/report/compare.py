@@ -356,11 +356,16 @@ def remarks(section: Section) -> list[str]:
     if (noise := section.noise) is None:
         lines.append("Noise between seeds is unknown: no configuration has two finished runs.")
     else:
-        lines.append(
+        line = (
             f"Noise between seeds: {share(noise.deviation)} points (pooled standard deviation,"
-            f" {noise.freedom} degrees of freedom). Two single runs differ by more than"
-            f" {share(noise.least_difference)} points in 5 % of cases."
+            f" {noise.freedom} degrees of freedom)."
         )
+        if noise.least_difference < 1:  # with few runs it may be more than all points
+            line += (
+                " Two single runs differ by more than"
+                f" {share(noise.least_difference)} points in 5 % of cases."
+            )
+        lines.append(line)
     if failed := [f"{row.group} ({share(row.failed)} %)" for row in section.rows if row.failed]:
         lines.append(f"Failed episodes count as lost: {', '.join(failed)}.")
     if few := [row.group for row in section.rows if len(row.scores) < 3]:
@@ -395,9 +400,12 @@ def markdown(report: Report) -> str:
             f"final, %, seeds {', '.join(map(str, usual))}": lambda row: ", ".join(
                 map(interval, row.intervals)
             ),
-            "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
+            "gain, points": lambda row: interval(row.gain, signed=True),
             "training seconds": lambda row: rounded(row.cost["seconds"]),
         }
+        if section.reference is not None:
+            less = f"less {section.reference}, points"
+            columns[less] = lambda row: interval(row.difference, signed=True)
         header, *rows = _cells(columns, section.rows)
         for row in [header, ["---"] * len(header), *rows]:
             lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")

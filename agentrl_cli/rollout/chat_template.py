@@ -182,14 +182,19 @@ class Chat:
         return [self.text_of([i]) for i in range(len(self.tokenizer))]
 
     def check(self, tools: Tools = ()) -> None:
-        """Raise UserError with the differing tokens if a dialogue of three turns, rendered as a
-        whole, differs from the sum of its deltas. White space around an answer is exempt, because
-        some templates strip it."""
+        """Raise UserError if the template leaves tools out, and, with the differing tokens, if a
+        dialogue of three turns, rendered as a whole, differs from the sum of its deltas. White
+        space around an answer is exempt, because some templates strip it."""
         _in_time(partial(self._check, tools))
 
     def _check(self, tools: Tools) -> None:
+        begun = [Message("system", "Play the game."), Message("user", "Begin.")]
+        if tools and self.start(begun, tools) == self.start(begun):
+            line = "the chat template does not show the environment's tools to the model"
+            remedy = "use a template that does, as model.chat_template=qwen3, or describe the tools"
+            raise UserError(f"{line}; {remedy} in the system message", code="tools-not-shown")
         for role in ("user", "tool") if tools else ("user",):
-            played = [Message("system", "Play the game."), Message("user", "Begin.")]
+            played = begun.copy()
             ids = self.start(played, tools)
             for answer in ANSWERS:
                 played += [Message("assistant", answer), Message(role, f"After {len(ids)}.")]

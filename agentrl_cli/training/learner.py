@@ -362,18 +362,14 @@ class Optimizer:
 
     def _scheduled(self, full: float) -> float:
         """Return the rate of the next step for the full rate `full`: a linear warm-up that does not
-        start at zero, a cosine, and cosine restarts from half the rate of the cycle before."""
+        start at zero, then a cosine."""
         spec, done = self.spec, self.steps
         if done < spec.warmup_steps:
             return full * (done + 1) / spec.warmup_steps
         if spec.decay_steps <= 0:
             return full
-        if spec.restart_steps and done >= spec.decay_steps:
-            cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
-            full, progress = full / 2 ** (cycle + 1), place / spec.restart_steps
-        else:
-            length = max(1, spec.decay_steps - spec.warmup_steps)
-            progress = min(1.0, (done - spec.warmup_steps) / length)
+        length = max(1, spec.decay_steps - spec.warmup_steps)
+        progress = min(1.0, (done - spec.warmup_steps) / length)
         return full * (0.5 * (1 + math.cos(math.pi * progress)))
 
     def step(self, *, head_only: bool = False) -> None:

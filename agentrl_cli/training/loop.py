@@ -202,8 +202,15 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "episodes/abandoned_threads": float(abandoned_threads()),
         "episodes/context_overflow": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
+        "episodes/cut_turns": _cut_turns(episodes),
         "time/env": sum(e.env_seconds for e in episodes),
     }
+
+
+def _cut_turns(episodes: list[Episode]) -> float:
+    """Return the share of turns whose reply was cut at `rollout.max_new_tokens`."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return sum(turn.finish_reason == "length" for turn in turns) / max(1, len(turns))
 
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:

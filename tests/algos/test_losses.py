@@ -88,13 +88,13 @@ def test_untrained_tokens_change_nothing():
     assert gradient(ratio_loss + kl_loss, outputs).tolist() == [[0, -2, 0]]
 
 
-def values_read(clip_eps: float):
+def values_read(clip_eps: float, returns: float = 1, error_of: str = "larger"):
     """Four values of which the last is not trained; the first counts twice."""
     outputs, batch = make(
         [[0.0] * 4], [[0] * 4], values=[[0.5, 0.9, -0.2, 7.0]],
-        value_at=[[2, 1, 1, 0]], old_value=[[0.0, 0.8, 0.0, 0.0]], **{"return": [[1, 1, 1, 1]]},
+        value_at=[[2, 1, 1, 0]], old_value=[[0.0, 0.8, 0.0, 0.0]], **{"return": [[returns] * 4]},
     )  # fmt: skip
-    loss, metrics = losses.value_error(outputs, batch, clip_eps)
+    loss, metrics = losses.value_error(outputs, batch, clip_eps, error_of)
     loss.backward()
     assert outputs.values is not None and outputs.values.grad is not None
     return loss.item(), metrics, outputs.values.grad.tolist()[0]
@@ -113,6 +113,13 @@ def test_clipped_values_get_no_gradient():
     assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.49 + 0.01 + 1.44)
     assert metrics["value_clip_fraction"].item() == 2
     assert grad == pytest.approx([0.0, -0.2, -2.4, 0.0])
+
+
+def test_clipped_values_are_counted_as_their_error_is():
+    larger, clipped = (values_read(0.3, -1, kind)[1] for kind in ("larger", "clipped"))
+    # both count the first for a return of 1; for -1 its error does not grow by the clip
+    assert larger["value_clip_fraction"].item() == 0
+    assert clipped["value_clip_fraction"].item() == 2
 
 
 def test_kl_to_reference_is_the_k3_estimator():

@@ -256,6 +256,7 @@ WRONG_STEPS = {
     "infinite": (replace(GOOD, reward=float("inf")), "reward is inf: give a finite float"),
     "too large": (replace(GOOD, reward=10**400), "give a finite float"),
     "set": (replace(GOOD, info={"seen": {1}}), "info cannot be written as JSON"),
+    "nan in info": (replace(GOOD, info={"x": float("nan")}), "info cannot be written as JSON"),
     "half in info": (replace(GOOD, info={"a": HALF}), "info cannot be written as JSON"),
     "reserved": (replace(GOOD, info={"weight": 70, "x": 1}), "info has the keys ['weight'], which"),
     "keys": (replace(GOOD, info={1: 2}), "give a dictionary with strings as keys"),

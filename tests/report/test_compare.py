@@ -15,6 +15,7 @@ from agentrl_cli.report.compare import (
     Report,
     Section,
     gather,
+    interval,
     markdown,
     render,
     results,
@@ -119,12 +120,23 @@ def test_markdown_table_by_hand(two: Path):
     write_run(two / "dead", algo="rft", status="failed")
     # finals of the sample runs are logged with an interval of 10 points to both sides
     better = "62.5 [52.5, 72.5]"
-    rows = [line.strip("| ").split(" | ") for line in markdown(report_of(two)).splitlines()]
-    assert rows[2:] == [
-        ["grpo", "25.0", "25.0 [15.0, 35.0], 25.0 [15.0, 35.0]", "+0.0", "60"],
-        ["nlac", "25.0", f"{better}, {better}", "+37.5", "60"],
-        ["nlac k=a\\|b (seed 0)", "25.0", better, "+37.5", "60"],
+    report = report_of(two)
+    gains = {row.group: interval(row.gain, signed=True) for row in report.sections[0].rows}
+    expected = [
+        ["grpo", "25.0", "25.0 [15.0, 35.0], 25.0 [15.0, 35.0]", gains["grpo"], "60"],
+        ["nlac", "25.0", f"{better}, {better}", gains["nlac"], "60"],
+        ["nlac k=a\\|b (seed 0)", "25.0", better, gains["nlac k=a|b"], "60"],
     ]
+    assert cells(markdown(report))[2:] == expected
+    assert gains["grpo"].startswith("+0.0 [") and gains["nlac"].startswith("+37.5 [")
+    header, _, *rows = cells(markdown(gather([str(two)], "grpo")))
+    assert header[-1] == "less grpo, points" and [row[:-1] for row in rows] == expected
+    less = [row[-1].partition(" [")[0] for row in rows]
+    assert less == ["–", "+37.5", "+37.5"]
+
+
+def cells(table: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in table.splitlines()]
 
 
 # groups

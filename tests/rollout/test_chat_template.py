@@ -62,6 +62,14 @@ def test_tools_that_are_no_json_are_one_sentence(chat: Chat):
         chat.start([Message("user", "Hi.")], [{"name": "find", "tags": {"a"}}])
 
 
+def test_template_that_hides_tools_is_refused(chat: Chat):
+    tool = {"type": "function", "function": {"name": "count"}}
+    with user_error("tools-not-shown"):
+        chat.check([tool])
+    shows = "{% if tools %}{{ tools | tojson }}{% endif %}"
+    Chat(tiny_tokenizer(shows + CHATML)).check([tool])
+
+
 @pytest.fixture(scope="module")
 def chat() -> Chat:
     return Chat(tiny_tokenizer())

@@ -404,20 +404,16 @@ def test_step_size_counts_units_without_tokens():
 
 @pytest.mark.parametrize("lr", [1e-3, 3e-5])
 @pytest.mark.parametrize(("warmup", "decay"), [(0, 0), (7, 0), (7, 40), (0, 40), (20, 12)])
-@pytest.mark.parametrize("restart", [0, 9])
-def test_learning_rates_equal_stored_runs_bitwise(lr, warmup, decay, restart):
+def test_learning_rates_equal_stored_runs_bitwise(lr, warmup, decay):
     def expected(step: int) -> float:
         if step < warmup:
             return lr * (step + 1) / warmup
         if decay == 0:
             return lr
-        height, share = lr, min(1.0, (step - warmup) / max(1, decay - warmup))
-        if restart and step >= decay:
-            height = lr / 2 ** ((step - decay) // restart + 1)
-            share = (step - decay) % restart / restart
-        return height * (0.5 * (1 + math.cos(math.pi * share)))
+        share = min(1.0, (step - warmup) / max(1, decay - warmup))
+        return lr * (0.5 * (1 + math.cos(math.pi * share)))
 
-    spec = OptimizerSpec(lr=lr, warmup_steps=warmup, decay_steps=decay, restart_steps=restart)
+    spec = OptimizerSpec(lr=lr, warmup_steps=warmup, decay_steps=decay)
     optimizer = Optimizer([("w", torch.nn.Parameter(torch.ones(1)))], spec)
     for step in range(80):
         assert optimizer.lr == expected(step), step

@@ -329,8 +329,10 @@ def test_failed_episodes_are_counted_by_kind():
 
 def test_metrics_of_a_rollout_by_hand():
     cut_off = replace(deepcopy(LOST), stop="context", env_seconds=0.5)
+    cut_off.turns[0].finish_reason = "length"
     found = rollout_metrics([WON, cut_off])
     assert found["episodes/context_overflow"] == 0.5 and found["time/env"] == 0.5
+    assert found["episodes/cut_turns"] == 1 / (len(WON.turns) + len(LOST.turns))
     assert found["episodes/tokens"] == WON.tokens + cut_off.tokens > 0
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli import Env, Message, Step, Task, UserError
 
 
 @dataclass(kw_only=True)
