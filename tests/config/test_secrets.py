@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli.train import start
-from agentrl_cli.config.compose import (
-    check,
-    compose,
-    leaves,
-    load,
-    parse_overrides,
-    secret_errors,
-    secret_in,
-)
+from agentrl_cli.config.compose import check, compose, load, parse_overrides
+from agentrl_cli.config.secrets import leaves, secret_errors, secret_in
 from agentrl_cli.core.errors import UserError
 from tests.builders.errors import user_error
 
