@@ -4,6 +4,7 @@ from .api import Config as Config
 from .api import Diagnosis as Diagnosis
 from .api import Run as Run
 from .api import check_env as check_env
+from .api import compare as compare
 from .api import compose as compose
 from .api import diagnose as diagnose
 from .api import evaluate as evaluate

@@ -206,6 +206,29 @@ def evaluate(run: Run | str | Config, overrides: Sequence[str] = ()) -> dict[str
     return evaluate_model(cfg, has_algorithm=cfg.eval.act != "policy")
 
 
+def compare(runs: Sequence[Run | str], against: str | None = None) -> Any:
+    """Compare runs as `agentrl report`. Return a row for each configuration, as a pandas DataFrame,
+    or as a list of dicts if pandas is not installed.
+
+    `runs` are runs or folders of runs. Runs that differ only by their seed are one configuration.
+    `base`, `final`, `gain` and `difference` are means over seeds with the ends of their 95 %
+    intervals, such as `gain_low`; `difference` is that from the configuration or run `against`.
+    Unfinished runs are left out. Raises UserError for unknown runs.
+    """
+    from agentrl_cli.report.compare import gather
+
+    rows = []
+    for section in gather([_ref(run) for run in runs], against).sections:
+        for found in section.rows:
+            row: dict[str, Any] = {"environment": section.label, "configuration": found.group}
+            row |= {"seeds": found.seeds, **found.cost}
+            for name in ("base", "final", "gain", "difference"):
+                if (interval := getattr(found, name)) is not None:
+                    row |= interval.metrics(name)
+            rows.append(row)
+    return _frame(rows)
+
+
 def load_policy(run: Run | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the policy of a run as a plain model of Transformers, in eval mode on the CPU, and its
     tokenizer. Adapters are merged. Raises UserError if an adapter cannot be merged."""

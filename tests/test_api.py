@@ -20,6 +20,7 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.runs.run import Run as StoredRun
 from tests.builders.errors import user_error
+from tests.builders.report import BASE, BETTER, write_run
 from tests.builders.runs import facts, folders, settings
 from tests.fakes.coin import CoinEnv
 
@@ -141,6 +142,23 @@ def test_policy_has_the_weights_of_the_run(run: agentrl_cli.Run):
     ids = tokenizer("Is it alive?", return_tensors="pt")["input_ids"]
     reply = model.generate(ids, max_new_tokens=2, do_sample=False)  # pyright: ignore
     assert reply.shape[1] > ids.shape[1] and not model.training  # pyright: ignore
+
+
+def test_comparison_has_a_row_for_each_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api, "find_spec", lambda name: None)
+    for seed in (0, 1):
+        write_run(tmp_path / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / f"nlac-{seed}", algo="nlac", seed=seed, final=BETTER)
+    first, second = agentrl_cli.compare([str(tmp_path)], against="grpo")
+    assert [first["configuration"], second["configuration"]] == ["grpo", "nlac"]
+    assert first["seeds"] == second["seeds"] == [0, 1] and second["episodes"] == 200
+    assert (first["final"], second["final"]) == (0.25, 0.625)
+    assert second["difference_low"] <= second["difference"] == 0.375 <= second["difference_high"]
+    assert second["gain"] == 0.375 and "difference" not in first
+    alone = agentrl_cli.compare([agentrl_cli.Run(tmp_path / "nlac-0")])
+    assert [row["seeds"] for row in alone] == [[0]]
 
 
 def test_environment_takes_settings():
