@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,15 +96,16 @@ class Callback:
     """Code that `train` calls. Override the methods that you need.
 
     `run` is set before the first call. If a method returns False, the run is saved and stops. If
-    it raises, the run is saved, stops, and `train` raises UserError.
+    it returns a dictionary of numbers, they are logged as metrics of the step. If it raises, the
+    run is saved, stops, and `train` raises UserError.
     """
 
     run: Run
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> bool | None:
+    def on_step(self, step: int, metrics: dict[str, float]) -> bool | dict[str, float] | None:
         """Called after each update, with its metrics. Steps count from 1."""
 
-    def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool | None:
+    def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool | dict[str, float] | None:
         """Called after each evaluation, with its metrics, and after `on_step` of the same step."""
 
 
@@ -307,12 +309,25 @@ class _Callbacks:
         for callback in self.callbacks:
             callback.run = Run(run.folder)
             try:
-                answers.append(getattr(callback, method)(step, dict(metrics)))
+                answer = getattr(callback, method)(step, dict(metrics))
+                if isinstance(answer, dict):
+                    run.log(step, _new_metrics(answer))
+                answers.append(answer is None or isinstance(answer, dict) or answer)
             except Exception as error:
                 name, reason = type(callback).__name__, f"{type(error).__name__}: {error}"
                 line = f"callback '{name}' failed in {method} at step {step} ({reason})"
                 raise RunAborted(line, code="callback") from error
-        return all(answer is None or answer for answer in answers)
+        return all(answers)
+
+
+def _new_metrics(found: dict[Any, Any]) -> dict[str, float]:
+    """Return metrics of a callback. Raises ValueError for a name of ours, or what is no number."""
+    for name, value in found.items():
+        if not isinstance(name, str) or name.startswith(("eval/", "time/")):
+            raise ValueError(f"{name!r} is no name for a metric; begin it with the callback's own")
+        if not isinstance(value, Real):
+            raise ValueError(f"the metric {name!r} is {value!r}, not a number")
+    return {name: float(value) for name, value in found.items()}
 
 
 def _checked(config: Config) -> Config:

@@ -98,6 +98,36 @@ def test_stopped_and_broken_run_resumes_to_equal_run(root: Path, run: agentrl_cl
     assert whole.status == "done" and stored(whole) == stored(run)
 
 
+class Length(agentrl_cli.Callback):
+    """Logs a metric, and stops the run after step 2."""
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        return {"mine/length": step / 2}
+
+    def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool | dict[str, float]:
+        return step != 2 and {"mine/evaluated": 1}
+
+
+def test_metrics_of_a_callback_are_logged_and_resumed(root: Path, run: agentrl_cli.Run):
+    own = agentrl_cli.train(config(root, "own", "save_every=1"), [Length()])
+    agentrl_cli.resume(own, callbacks=[Length()])
+    found = rows(own)
+    assert [row.get("mine/length") for row in found[1:]] == [0.5, 1.0, 1.5]
+    assert [row.get("mine/evaluated") == 1 for row in found] == [True, True, False, True]
+    plain = [{k: v for k, v in row.items() if "mine/" not in k} for row in found]
+    assert [row.keys() for row in plain] == [row.keys() for row in rows(run)]
+
+
+@pytest.mark.parametrize("found", [{"eval/x": 1.0}, {"time/x": 1.0}, {"x": "1"}, {1: 1.0}])
+def test_metrics_of_a_callback_are_numbers_with_names_of_its_own(root: Path, found: dict[Any, Any]):
+    class Wrong(agentrl_cli.Callback):
+        def on_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+            return found
+
+    with user_error("callback", "Wrong", repr(next(iter(found)))):
+        agentrl_cli.train(config(root, f"wrong-{len([*root.iterdir()])}"), [Wrong()])
+
+
 def rows(run: agentrl_cli.Run) -> list[dict[str, Any]]:
     """The metrics as a list, also with pandas."""
     found = run.metrics()

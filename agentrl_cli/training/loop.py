@@ -51,7 +51,7 @@ def train(
     """Train from `parts.step` to `cfg.steps`, or until `interrupted` is set on any rank.
 
     The evaluation and checkpoint of a step that was saved before its evaluation ended are made up
-    for. After an update, its evaluation and its checkpoint, `listener` is
+    for. After an update and its evaluation, and before its checkpoint, `listener` is
     called on rank 0. Raises KeyboardInterrupt after an interrupted run is saved, and StopTraining
     after one that the listener stopped.
     """
@@ -74,8 +74,8 @@ def train(
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
                 run.log(0, evaluation := timed_evaluation(parts, run, 0))
-                saver.keep_if_best()
                 tell("on_evaluation", evaluation)
+                saver.keep_if_best()
         if ranks.any(ranks.is_main and not run.checkpoints(), "first checkpoint"):
             saver.save(planned=False)  # models between two steps cannot be saved
         is_due = parts.step > 0 and due(parts.step, cfg.eval_every, cfg.steps)
@@ -83,9 +83,9 @@ def train(
         if is_due and ranks.any(not run.is_evaluated(parts.step), "evaluation"):
             parts.context.step = parts.step - 1  # its value after the update
             run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
+            tell("on_evaluation", evaluation)
             saver.save_if_due()
             saver.keep_if_best()
-            tell("on_evaluation", evaluation)
         while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
@@ -93,12 +93,12 @@ def train(
             if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
-            saver.save_if_due()
-            if evaluation is not None:
-                saver.keep_if_best()
             tell("on_step", metrics)
             if evaluation is not None:
                 tell("on_evaluation", evaluation)
+            saver.save_if_due()
+            if evaluation is not None:
+                saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
             echo_err(f"saved; go on with: {resume_command(run, parts)}")
