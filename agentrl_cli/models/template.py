@@ -16,6 +16,7 @@ SHIPPED = {file.stem: file for file in sorted(FOLDER.glob("*.jinja"))}
 EXTENSIONS = ("jinja2.ext.loopcontrols", "jinja2.ext.do")
 GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags of transformers
 MAX_NUMBER = 1_000_000
+WIDE = re.compile(r"(?:%[^%A-Za-z]*|\{[^{}]*:[^{}]*)\d{7}")  # a format of a million characters
 SYSTEM_IN_USER = (  # put before a template: merges the system message into the first user message
     "{%- if messages[0].role == 'system' -%}"
     "{%- set system, rest = messages[0].content, messages[1:] -%}"
@@ -46,8 +47,8 @@ def give_template(tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 def validate_length(text: str) -> None:
     """Raise UserError for arithmetic that can run for hours or fill the memory in one operation,
-    which no time limit can stop: powers, products of products, and numbers of a million or more. A
-    text with a syntax error passes; rendering refuses it."""
+    which no time limit can stop: powers, products of products, numbers of a million or more, and
+    formats with such a width. A text with a syntax error passes; rendering refuses it."""
     from jinja2 import Environment, TemplateSyntaxError, nodes
 
     try:
@@ -55,11 +56,13 @@ def validate_length(text: str) -> None:
     except TemplateSyntaxError:
         return
     products = list(parsed.find_all(nodes.Mul))
-    numbers = [c.value for c in parsed.find_all(nodes.Const) if isinstance(c.value, int | float)]
+    constants = [constant.value for constant in parsed.find_all(nodes.Const)]
+    numbers = [value for value in constants if isinstance(value, int | float)]
     if (
         any(parsed.find_all(nodes.Pow))
         or any(isinstance(side, nodes.Mul) for p in products for side in (p.left, p.right))
         or any(abs(number) >= MAX_NUMBER for number in numbers)
+        or any(WIDE.search(value) for value in constants if isinstance(value, str))
     ):
         line = "the chat template has a power, a product of products or a number of a million"
         remedy = f"write it without, because it may never end, or give {_choice()}"
