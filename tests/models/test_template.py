@@ -182,4 +182,5 @@ def test_endless_arithmetic_is_refused_before_rendering(text: str):
 
 
 def test_usual_arithmetic_is_allowed():
-    chat_of("{{ '' * 3 }}{{ '%04d 20240731 {:>4}'.format(7) }}{% if 5 % 2 == 3 and 100000 - 7 > 0 %}x{% endif %}" + CHATML)
+    formats = "{{ '' * 3 }}{{ '%04d 20240731 {:>4}'.format(7) }}"
+    chat_of(formats + "{% if 5 % 2 == 3 and 100000 - 7 > 0 %}x{% endif %}" + CHATML)
