@@ -197,10 +197,12 @@ def _public_name(cls: type) -> str:
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """Return a value of a component as a configuration holds it: a dataclass as a mapping, a
-    function by its name. Raises UserError for a function that has no place to import it from."""
+    """Return a value of a component as a configuration holds it: a dataclass as a mapping,
+    functions by their names. Raises UserError for a function that cannot be imported."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if isinstance(value, list):
+        return [plain_value(key, item) for item in value]
     if not isinstance(value, FunctionType):
         return value
     if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value:

@@ -12,8 +12,9 @@ import pytest
 
 from agentrl_cli.config.compose import build, compose_checked
 from agentrl_cli.core.errors import ContractError, UserError
-from agentrl_cli.core.types import Message
+from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.envs import Env, check_env
+from tests.builders.errors import user_error
 
 CHAT = [{"role": "user", "content": "Say a word."}, {"role": "assistant", "content": "Ant."},
         {"role": "user", "content": "Another."}]  # fmt: skip
@@ -29,11 +30,11 @@ def broken(prompts: list[Any], completions: list[Any], **_: Any) -> Any:
     return {"none": None, "two": [1.0, 0.0], "text": ["1"], "number": 1.0}[prompts[0]]
 
 
-def world(folder: Path, rows: list[Any], reward: str = "contains") -> Env:
+def world(folder: Path, rows: list[Any], reward: str = "contains", *more: str) -> Env:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [f"env.data={file}", f"env.reward={__name__}:{reward}"]
-    return build(compose_checked(["env=prompts", *settings]).env)
+    return build(compose_checked(["env=prompts", *settings, *more]).env)
 
 
 def test_rows_are_tasks_and_the_function_scores(tmp_path: Path):
@@ -48,6 +49,30 @@ def test_rows_are_tasks_and_the_function_scores(tmp_path: Path):
         assert (step.reward, step.done, step.info) == (reward, True, {"success": bool(reward)})
         with pytest.raises(RuntimeError):
             env.step(action)
+
+
+def short(prompts: list[Any], completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text) < 8) for text in completions]
+
+
+def test_rewards_of_several_functions_are_added(tmp_path: Path):
+    names = [f"{__name__}:contains", f"{__name__}:short"]
+    more = [f"env.reward=[{','.join(names)}]", "env.reward_weights=[1,0.5]"]
+    rows = [{"prompt": f"Say {n}.", "word": "ant"} for n in range(40)]
+    env = world(tmp_path, rows, "x", *more)
+    assert check_env(partial(copy.copy, env)) == []
+    (task, *_) = [t for split in ("train", "val", "test") for t in env.tasks(split)]
+    played = []
+    for action, rewards in (("An ant.", [1.0, 1.0]), ("A very long ant.", [1.0, 0.0])):
+        env.reset(task, 0)
+        step = env.step(action)
+        assert step.reward == rewards[0] + rewards[1] / 2
+        assert step.info == {"success": True, "rewards": dict(zip(names, rewards, strict=True))}
+        played.append(Episode("e", task, "g", 0, [Turn([], action, [], [], [], info=step.info)]))
+    means = {"tests_envs_test_prompts_contains": 1.0, "tests_envs_test_prompts_short": 0.5}
+    assert env.summarise(played) == {f"reward_{name}": mean for name, mean in means.items()}
+    with user_error("invalid-value", "env.reward_weights are 2; give 1"):
+        world(tmp_path, [], "contains", more[1]).tasks("train")
 
 
 def test_messages_are_a_prompt_too(tmp_path: Path):
