@@ -103,10 +103,11 @@ class Callback:
     run: Run
 
     def on_step(self, step: int, metrics: dict[str, float]) -> bool | dict[str, float] | None:
-        """Called after each update, with its metrics. Steps count from 1."""
+        """Called after each update, with its metrics, and before its evaluation. Steps count from
+        1."""
 
     def on_evaluation(self, step: int, metrics: dict[str, float]) -> bool | dict[str, float] | None:
-        """Called after each evaluation, with its metrics, and after `on_step` of the same step."""
+        """Called after each evaluation, with its metrics."""
 
 
 class Diagnosis:

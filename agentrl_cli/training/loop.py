@@ -51,7 +51,7 @@ def train(
     """Train from `parts.step` to `cfg.steps`, or until `interrupted` is set on any rank.
 
     The evaluation and checkpoint of a step that was saved before its evaluation ended are made up
-    for. After an update and its evaluation, and before its checkpoint, `listener` is
+    for. After an update, after an evaluation, and before the checkpoint of the step, `listener` is
     called on rank 0. Raises KeyboardInterrupt after an interrupted run is saved, and StopTraining
     after one that the listener stopped.
     """
@@ -66,6 +66,11 @@ def train(
                 if ranks.is_main and not listener(run, method, parts.step, metrics):
                     was_stopped.set()
 
+    def evaluate_now() -> None:
+        evaluation = timed_evaluation(parts, run, parts.step)
+        run.log(parts.step, evaluation)
+        tell("on_evaluation", evaluation)
+
     with run.track(), save_when_stopped(cfg, run, parts):
         saver = Saver(cfg, run, parts)
         if parts.ranks.size > 1 and ranks.any(ranks.is_main and not run.checkpoints(), "beginning"):
@@ -73,8 +78,7 @@ def train(
         saver.keep_if_best()  # in case the process died before it did
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
-                run.log(0, evaluation := timed_evaluation(parts, run, 0))
-                tell("on_evaluation", evaluation)
+                evaluate_now()
                 saver.keep_if_best()
         if ranks.any(ranks.is_main and not run.checkpoints(), "first checkpoint"):
             saver.save(planned=False)  # models between two steps cannot be saved
@@ -82,22 +86,18 @@ def train(
         is_due = is_due and (parts.step == cfg.steps or not is_interrupted())
         if is_due and ranks.any(not run.is_evaluated(parts.step), "evaluation"):
             parts.context.step = parts.step - 1  # its value after the update
-            run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
-            tell("on_evaluation", evaluation)
+            evaluate_now()
             saver.save_if_due()
             saver.keep_if_best()
         while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
-            evaluation = None
-            if due(parts.step, cfg.eval_every, cfg.steps):
-                run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
-                run.log(parts.step, evaluation := timed_evaluation(parts, run, parts.step))
             tell("on_step", metrics)
-            if evaluation is not None:
-                tell("on_evaluation", evaluation)
+            if is_due := due(parts.step, cfg.eval_every, cfg.steps):
+                run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
+                evaluate_now()
             saver.save_if_due()
-            if evaluation is not None:
+            if is_due:
                 saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
