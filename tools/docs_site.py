@@ -232,10 +232,13 @@ def escaped(text: str) -> str:
 def api_page() -> str:
     """Return the page of the public names, which Sphinx fills from their docstrings."""
     lines = ["# Python API", "", "The public functions and classes; all else may change.", ""]
+    described: set[Any] = set()
     for package in ["agentrl_cli", *(f"agentrl_cli.{name}" for name in PUBLIC)]:
         module = importlib.import_module(package)
         names = [n for n in getattr(module, "__all__", []) if not n.startswith("_")]
         names = [n for n in names if package == "agentrl_cli" or not n.endswith("Config")]
+        names = [n for n in names if getattr(module, n) not in described]
+        described.update(getattr(module, n) for n in names)
         if names:
             lines += [f"## {package}", "", "```{eval-rst}"]
             for name in names:
