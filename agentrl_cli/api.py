@@ -322,10 +322,11 @@ class _Callbacks:
 
 
 def _new_metrics(found: dict[Any, Any]) -> dict[str, float]:
-    """Return metrics of a callback. Raises ValueError for a name of ours, or what is no number."""
+    """Return the metrics of a callback. Raises ValueError for a name that is reserved, or a value
+    that is not a number."""
     for name, value in found.items():
         if not isinstance(name, str) or name.startswith(("eval/", "time/")):
-            raise ValueError(f"{name!r} is no name for a metric; begin it with the callback's own")
+            raise ValueError(f"{name!r} cannot name a metric; begin it with a word of your own")
         if not isinstance(value, Real):
             raise ValueError(f"the metric {name!r} is {value!r}, not a number")
     return {name: float(value) for name, value in found.items()}

@@ -194,22 +194,25 @@ def paired_learning(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequ
 def on_train_tasks(rows: Sequence[Row], chosen: Sequence[Runs], baselines: Sequence[str]) -> str:
     """Return the success of configurations on all train tasks and its differences from each
     baseline by seed, with intervals over seeds."""
-    finals = {
-        name_of(runs): {row["seed"]: row["final"] for row in runs}
-        for runs in configurations(rows, "train")
-    }
-    cells = []
+    every, cells = {name_of(runs): runs for runs in configurations(rows, "train")}, []
     for runs in sorted(chosen, key=lambda runs: -mean(runs, "final")):
-        ours, cell = finals[name_of(runs)], [name_of(runs), share(mean(runs, "base"))]
-        cell.append(with_interval(over_seeds([*ours.values()], 0.0), share))
+        cell = [name_of(runs), share(mean(runs, "base"))]
+        cell.append(with_interval(over_seeds([row["final"] for row in runs], 0.0), share))
         for name in baselines:
-            theirs = finals.get(name, {}) if name != cell[0] else {}
-            paired = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-            cell.append(with_interval(over_seeds(paired) if paired else None, points))
+            theirs = every.get(name, []) if name != cell[0] else []
+            cell.append(with_interval(paired_by_seed(runs, theirs), points))
         cells.append(cell)
     less = " | ".join(f"less {name}" for name in baselines)
     header = f"on train tasks | start, % | final, % | {less}"
     return markdown(header, cells)
+
+
+def paired_by_seed(ours: Runs, theirs: Runs) -> Interval | None:
+    """Return the difference of the final success over the seeds that both have, with its interval;
+    None without any."""
+    other = {row["seed"]: row["final"] for row in theirs}
+    paired = [row["final"] - other[row["seed"]] for row in ours if row["seed"] in other]
+    return over_seeds(paired) if paired else None
 
 
 def over_seeds(values: Sequence[float], least: float = -1.0) -> Interval:
@@ -502,12 +505,7 @@ def difference(env: str, names: str) -> str:
 
 def difference_on_train(env: str, names: str) -> str:
     """Return the same on train tasks."""
-    ours, theirs = (
-        {row["seed"]: row["final"] for row in named(env, name, "train")}
-        for name in names.split(" less ")
-    )
-    paired = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return unsigned(over_seeds(paired))
+    return unsigned(paired_by_seed(*(named(env, name, "train") for name in names.split(" less "))))
 
 
 def unsigned(found: Interval | None) -> str:

@@ -207,7 +207,7 @@ def plain_value(key: str, value: Any) -> Any:
         return value
     if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value:
         return f"{value.__module__}:{value.__qualname__}"
-    line = f"{key} is a function inside another; define it at the top of a module"
+    line = f"{key} is a lambda or a function inside another; define it at the top of a module"
     raise UserError(line, code="not-importable")
 
 

@@ -172,7 +172,7 @@ def test_shown_episodes_are_files_of_their_run(run: Run):
 def test_aliases_of_a_configuration_are_refused(run: Run):
     layers = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
     run.config_file.write_text("\n".join(["a0: &a0 [x]", *layers]))
-    refused(agentrl("eval", str(run.folder)), "it has aliases")
+    refused(agentrl("eval", str(run.folder)), f"'{run.config_file}'")
     assert any("config.yaml cannot be read" in note for note in read_record(run).notes)
 
 
